@@ -6,7 +6,7 @@ import json
 
 import campaign
 import pytest
-from settings import MAIN, METHODS, Settings
+from settings import Settings
 
 report = pytest.importorskip("report", reason="the report draws with matplotlib", exc_type=ImportError)
 
@@ -136,15 +136,6 @@ def test_another_lambda_must_beat_the_default_by_the_margin(tmp_path, best, take
     assert "by gae_lambda | 0.3 | 0.5 | 0.8 |" in table and f"| 40.0 | 50.0 | {100 * best:.1f} |" in table
     runs = list(campaign.final(settings, tmp_path, tuned))
     assert {(run.method, run.settings.gae_lambda) for run in runs} == {("gae", taken), ("grpo", 0.5)}
-
-
-def test_final_runs_are_seed_by_seed_over_the_main_methods(tmp_path):
-    tuned = tmp_path / "tuned.json"
-    tuned.write_text(json.dumps({method: {"learning_rate": 5e-4} for method in METHODS}))
-    runs = list(campaign.final(Settings(), tmp_path, tuned))
-    assert len({run.name for run in runs}) == len(runs) == 35 + 18 + 9
-    assert [(run.method, run.seed) for run in runs[:14]] == [(method, seed) for seed in (0, 1) for method in MAIN]
-    assert all(run.settings.batch == 64 for run in runs)
 
 
 def test_the_queue_runs_what_is_missing_and_names_what_failed(tmp_path):

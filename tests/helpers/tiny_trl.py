@@ -110,9 +110,8 @@ def make_trainer(folder: Any, cls: Any = Keeping, model: Any = None, reward_func
         "learning_rate": 1e-3, "bf16": False, "num_generations": 4,
     }  # fmt: skip
     args = BiPACEGRPOConfig(output_dir=str(folder), **{**settings, **options})
-    return cls(
-        make_model() if model is None else model, reward_funcs or [reward], args, train_dataset=data, **own
-    )  # fmt: skip
+    model = make_model() if model is None else model
+    return cls(model, reward_funcs or [reward], args, train_dataset=data, **own)
 
 
 def by_hand(

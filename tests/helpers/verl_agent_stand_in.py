@@ -64,20 +64,18 @@ def populations(*keys: Any) -> list[list[int]]:
     return list(found.values())
 
 
-def compute_gigpo_outcome_advantage(
-    token_level_rewards, step_rewards, response_mask, anchor_obs, index, traj_index, step_advantage_w=1.0,
-    mode="mean_norm", **_,
-):  # fmt: skip
+def gigpo_advantage(
+    token_level_rewards, step_rewards, response_mask, anchor_obs, index, traj_index, step_advantage_w, mode
+):
     score = token_level_rewards.sum(-1).double().numpy()
     episode = standardised(score, populations(index), mode, "raw")
     step = standardised(step_rewards.double().numpy(), populations(index, anchor_obs), mode, "zero")
-    tokens = torch.tensor(episode + step_advantage_w * step)[:, None] * response_mask
-    return tokens, tokens
+    return torch.tensor(episode + step_advantage_w * step)[:, None] * response_mask
 
 
-def compute_hgpo_outcome_advantage(
-    token_level_rewards, step_rewards, response_mask, anchor_obs, index, traj_index, history_length=2,
-    mode="mean_std_norm", length_weight_alpha=1.0, base_group=False,
+def hgpo_advantage(
+    token_level_rewards, step_rewards, response_mask, anchor_obs, index, traj_index, history_length, mode,
+    length_weight_alpha, base_group,
 ):  # fmt: skip
     returns = step_rewards.double().numpy()
     seen: dict[Any, list[Any]] = defaultdict(list)
@@ -102,32 +100,25 @@ def compute_hgpo_outcome_advantage(
     for own in items:
         kept = [((k + 1) ** length_weight_alpha, a) for k, a in own if abs(a) > 1e-9]
         total.append(sum(w * a for w, a in kept) / (sum(w for w, _ in kept) + 1e-6) if kept else 0.0)
-    tokens = torch.tensor(total)[:, None] * response_mask
-    return tokens, tokens
+    return torch.tensor(total)[:, None] * response_mask
 
 
-core_gigpo = types.SimpleNamespace(
-    compute_step_discounted_returns=compute_step_discounted_returns,
-    compute_gigpo_outcome_advantage=compute_gigpo_outcome_advantage,
-)
-core_hgpo = types.SimpleNamespace(
-    compute_step_discounted_returns=compute_step_discounted_returns,
-    compute_hgpo_outcome_advantage=compute_hgpo_outcome_advantage,
+core_gigpo, core_hgpo = (
+    types.SimpleNamespace(compute_step_discounted_returns=compute_step_discounted_returns) for _ in range(2)
 )
 
 
 def compute_advantage(data, adv_estimator, **kwargs):
-    fields = {
-        name: data.batch[name] for name in ("token_level_rewards", "step_rewards", "response_mask")
-    } | {"anchor_obs": data.non_tensor_batch["anchor_obs"], "index": data.non_tensor_batch["uid"],
-         "traj_index": data.non_tensor_batch["traj_uid"]}  # fmt: skip
+    fields = {name: data.batch[name] for name in ("token_level_rewards", "step_rewards", "response_mask")}
+    rows = data.non_tensor_batch
+    fields |= {"anchor_obs": rows["anchor_obs"], "index": rows["uid"], "traj_index": rows["traj_uid"]}
     if adv_estimator == "gigpo":
         own = {"step_advantage_w": kwargs["step_advantage_w"], "mode": kwargs["gigpo_mode"]}
-        tokens, _ = core_gigpo.compute_gigpo_outcome_advantage(**fields, **own)
+        tokens = gigpo_advantage(**fields, **own)
     else:
         names = ("mode", "length_weight_alpha", "base_group")
         own = {name: kwargs[f"hgpo_{name}"] for name in names} | {"history_length": kwargs["history_length"]}
-        tokens, _ = core_hgpo.compute_hgpo_outcome_advantage(**fields, **own)
+        tokens = hgpo_advantage(**fields, **own)
     data.batch["advantages"] = data.batch["returns"] = tokens.float()
     return data
 
@@ -189,9 +180,8 @@ class RayPPOTrainer:
     """fit() for one batch: what the driver does to it, in the fork's order; checkpoints without anything in them."""
 
     def _save_checkpoint(self):
-        Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}").mkdir(
-            parents=True, exist_ok=True
-        )
+        folder = Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+        folder.mkdir(parents=True, exist_ok=True)
 
     def _load_checkpoint(self):
         if self.config.trainer.resume_mode == "resume_path":

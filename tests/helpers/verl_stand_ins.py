@@ -1,13 +1,15 @@
-"""verl's configuration, a tokenizer, a tiny model and verl's FSDP engine around it, for the tests of its adapter."""
+"""verl's configuration, a tokenizer, a tiny model and verl's FSDP engine around it, and advantages by hand: for the adapter."""
 
 import copy
 import functools
 
-import bipace_kernels.integrations.verl.plugin  # noqa: F401  # as verl loads it
+import bipace_kernels.integrations.verl.plugin  # as verl loads it
 import torch
 import torch.distributed as dist
 from bipace_kernels.integrations.verl.estimator import Bipace
 from omegaconf import OmegaConf, open_dict
+
+import bipace_kernels as bk
 
 LAYERS, DIM, VOCABULARY = 4, 32, 64
 
@@ -85,3 +87,34 @@ def engine(module, monkeypatch, sp=1):
     monkeypatch.setattr(transformer_impl, "get_device_name", lambda: "cpu")
     monkeypatch.setattr("verl.utils.seqlen_balancing.get_device_name", lambda: "cpu")
     return made
+
+
+def advantages_of(rows, who, order, policy, layer, config):
+    """bk.advantage() of rows of tokens, states by output_hidden_states, a row at a time: the result, and [T] of each row.
+
+    rows   by name: input_ids, responses, response_mask, rm_scores; attention_mask where responses are padded
+    who    prompt and number of each row's rollout
+    order  rows that count, by rollout and time
+    """
+    records = {name: [] for name in ("group", "trajectory", "rewards", "fingerprint", "action_key")}
+    spans = []
+    for place, i in enumerate(order):
+        mask, ids = rows["response_mask"][i].tolist(), rows["input_ids"][i]
+        width = int(rows["attention_mask"][i][-len(mask) :].sum()) if "attention_mask" in rows else len(mask)
+        last = place + 1 == len(order) or who[i] != who[order[place + 1]]
+        starts = [t for t, on in enumerate(mask) if on and (t == 0 or not mask[t - 1])]
+        with torch.no_grad():
+            states = policy(ids[None], output_hidden_states=True).hidden_states[layer][0]
+        for t in starts:
+            records["group"].append(who[i][0])
+            records["trajectory"].append(str(who[i]))
+            records["rewards"].append(float(rows["rm_scores"][i].sum()) if last and t == starts[-1] else 0.0)
+            records["fingerprint"].append(states[len(ids) - width + t - 1])
+            records["action_key"].append(int(rows["responses"][i][t]))
+            spans.append((i, t, next((u for u in range(t, len(mask)) if not mask[u]), len(mask))))
+    records["fingerprint"] = torch.stack(records["fingerprint"])
+    result = bk.advantage(**records, config=config)
+    wanted = [torch.zeros(len(row)) for row in rows["response_mask"]]
+    for (i, a, b), value in zip(spans, result.advantage, strict=True):
+        wanted[i][a:b] = value
+    return result, wanted

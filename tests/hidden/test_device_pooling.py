@@ -45,9 +45,8 @@ def pooled(device, hidden, spans, scores=None, *, dtype=None, normalize=False, *
 
 
 def defined(hidden, spans, scores=None, *, normalize=False, pooling):
-    return pooling_definition.pool_rows(
-        hidden, spans.batch, spans.first, spans.last, pooling=pooling, unit=normalize, attention=scores
-    )
+    given = {"pooling": pooling, "unit": normalize, "attention": scores}
+    return pooling_definition.pool_rows(hidden, spans.batch, spans.first, spans.last, **given)
 
 
 @pytest.mark.parametrize("normalize", [False, True])

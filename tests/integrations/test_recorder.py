@@ -183,9 +183,8 @@ def test_trl(tmp_path, monkeypatch, extras):
     assert updates(tmp_path / "steps") == [0]
     batch, found = trainer.batches[0], read(tmp_path / "steps")
     rows = [(b, i) for b, row in enumerate(batch["inputs"]) for i in range(len(row["step_rewards"]))]
-    assert list(zip(found["rollout"], found["step"], strict=True)) == rows and found["task_id"] == [
-        b // 4 for b, _ in rows
-    ]
+    assert list(zip(found["rollout"], found["step"], strict=True)) == rows
+    assert found["task_id"] == [b // 4 for b, _ in rows]
     assert found["reward"] == [r for row in batch["inputs"] for r in row["step_rewards"]]
     for k, (b, i) in enumerate(rows):
         row = batch["inputs"][b]
@@ -224,10 +223,8 @@ def test_verl(tmp_path):
 
 
 def test_verl_agent(tmp_path):
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(), eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    folder = tmp_path / "steps"
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    tokenizer, folder = PreTrainedTokenizerFast(tokenizer_object=byte_level(), **special), tmp_path / "steps"
     config = config_of(
         tmp_path, "algorithm.gigpo.bisim_grouping=True", "algorithm.gigpo.bisim_embedder=identity",
         f"algorithm.gigpo.bipace_record_dir={folder}", "algorithm.gigpo.bipace_record_every=3",

@@ -161,11 +161,8 @@ def by_hand(batches, config, first_n=False):
         keys, parsed = bk.action_keys(actions, mode="first_n")[0], None
     else:
         keys, parsed = bk.action_keys(actions, token_bytes=bk.token_bytes(TOKENIZER))
-    if config.needs_fingerprint:
-        columns["fingerprint"] = torch.stack(columns["fingerprint"])
-        del columns["observation"]
-    else:
-        del columns["fingerprint"]
+    columns["fingerprint"] = torch.stack(columns["fingerprint"])
+    del columns["observation" if config.needs_fingerprint else "fingerprint"]
     result = bk.advantage(**columns, action_key=keys, action_parsed=parsed, config=config)
     found = [torch.zeros(grpo.completion_mask.shape) for _, _, grpo, _, _ in batches]
     for (b, i, t, end), value in zip(spans, result.advantage.tolist(), strict=True):
@@ -250,8 +247,7 @@ def test_rows_that_fit_no_turns_are_set_aside(train, monkeypatch):
     inner = GRPOTrainer._postprocess_rollout_outputs
     monkeypatch.setattr(GRPOTrainer, "_postprocess_rollout_outputs", forgets)
     with pytest.warns(
-        RuntimeWarning,
-        match=r"infos\['step_rewards'\] must have one entry per turn .* but row 0 has . for . turns; .*: such",
+        RuntimeWarning, match=r"infos\['step_rewards'\] must have one entry per turn .* row 0 has . for . "
     ):
         trainer, batches = train(method="gigpo", gigpo_mode="mean_norm")
     advantages = batches[0][2].advantages
@@ -280,8 +276,7 @@ def test_an_epsilon_that_was_chosen_is_in_the_checkpoint(train, tmp_path):
     trainer, _ = train(epsilon="auto", options={**GYM, "save_strategy": "steps", "save_steps": 1})
     (file,) = (tmp_path / "out").glob("*/checkpoint-1/bipace_state.json")
     assert f'"epsilon": {trainer._bipace.epsilon}' in file.read_text()
-    again, _ = train(
-        epsilon="auto", options={**GYM, "resume_from_checkpoint": file.parent, "max_steps": 2, "save_strategy": "no"}
-    )
+    resumed = {**GYM, "resume_from_checkpoint": file.parent, "max_steps": 2, "save_strategy": "no"}
+    again, _ = train(epsilon="auto", options=resumed)
     assert again._bipace.epsilon == trainer._bipace.epsilon
     assert again.state.global_step == 2

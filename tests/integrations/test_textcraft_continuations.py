@@ -59,12 +59,9 @@ def test_a_policy_that_never_doubts_goes_on_as_its_episode_went_on(policy, tasks
     try:
         episodes = play(model, tokenizer, [TextCraft(task) for task in tasks], horizon=12, seed=0)
         states = [state for episode in episodes for state in states_of(episode, 12)]
-        wanted = [
-            GAMMA ** (len(episode.commands) - 1 - t) if episode.solved else 0.0
-            for episode in episodes
-            for t in range(len(episode.commands))
-        ]
-        assert [state.left for state in states] == [12 - t for e in episodes for t in range(len(e.commands))]
+        places = [(e, t) for e in episodes for t in range(len(e.commands))]
+        wanted = [e.solved * GAMMA ** (len(e.commands) - 1 - t) for e, t in places]
+        assert [state.left for state in states] == [12 - t for _, t in places]
         generator = torch.Generator().manual_seed(0)
         found = returns_from(model, tokenizer, states, copies=2, gamma=GAMMA, generator=generator)
         surprises = true_advantages(model, tokenizer, episodes, horizon=12, copies=2, gamma=GAMMA, seed=0)
@@ -104,9 +101,8 @@ def test_coordinates_keep_the_inner_products_of_gradients(n):
     products = (gradients.double() @ gradients.double().T).numpy()
     products /= np.diagonal(products).mean()
     leading, rest = found[:, :DIRECTIONS], found[:, DIRECTIONS:]
-    length = np.sqrt(
-        np.maximum(np.diagonal(products) - (leading**2).sum(axis=1), 0.0)
-    )  # of what is not in the leading ones
+    # Lengths of what is not in the leading ones.
+    length = np.sqrt(np.maximum(np.diagonal(products) - (leading**2).sum(axis=1), 0.0))
     assert rest.shape == (n, SKETCH) and share == pytest.approx(1 - (length**2).mean(), abs=1e-5)
     assert (share > 1 - 1e-9) == (n == DIRECTIONS)
     error = np.abs(leading @ leading.T + rest @ rest.T - products)

@@ -1,31 +1,30 @@
-"""The TextCraft example with the real trainer: rollouts are the policy's own, and a run comes back from its JSON."""
+"""The TextCraft example with the real trainer: rollouts are the policy's own, and a run comes back from its JSON.
 
+Then its rivals: their states, the value head, and what a final run measures.
+"""
+
+import copy
+import dataclasses
 import json
 
+import campaign
+import comparison
+import model as policies
+import numpy as np
 import pytest
 import torch
+import train_knowledge as knowledge
 import typer
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig
 from environment import Explained, TextCraft, published
-from model import (
-    Split,
-    commands_needed,
-    demonstration,
-    lessons,
-    load,
-    load_split,
-    make_model,
-    make_split,
-    make_tokenizer,
-    save,
-    save_split,
-    teach,
-)
+from model import load, load_split, make_model, make_split, make_tokenizer, save, save_split
+from rivals import CREDITS, StepMeans, ValueHead, states_before_commands
 from rollout import CLOSE, COMMAND_TOKENS, OPEN, _closed, _ends, answer_text, play
+from safetensors.torch import load_file
 from settings import METHODS, OWN, Settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from train import again, oracle, run, warm
-from trainer import PROGRESS, World, on_tokens, train, trimmed
+from trainer import PROGRESS, World, evaluate, measure, on_tokens, train, trimmed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SMALL = Settings(
@@ -33,6 +32,9 @@ SMALL = Settings(
     micro_batch=2, layer=-1, check_every=1,
 )  # fmt: skip
 CHANGE = [f"{name}={value}" for name, value in SMALL.as_json().items()]
+
+
+FIVE = SMALL.changed(updates=5, check_every=0)
 
 
 class Stopped(Exception):
@@ -129,10 +131,10 @@ def test_parts_of_the_split_are_apart(tokenizer, split, tmp_path):
     assert sum(map(len, keys)) == len(set.union(*keys)) == 20
     goals = [{task.goal for task in part} for part in parts]
     assert not goals[2] & (goals[0] | goals[1])
-    assert all(commands_needed(task) <= 4 for part in parts for task in part)
+    assert all(policies.commands_needed(task) <= 4 for part in parts for task in part)
     save_split(tmp_path / "tasks.json.gz", split)
     assert load_split(tmp_path / "tasks.json.gz") == split
-    tasks, others = lessons(Split(split.train, split.test, split.new_goals), 4)
+    tasks, others = policies.lessons(split, 4)
     assert tasks == list(split.train) and not {task.goal for task in others} & (goals[0] | goals[2])
 
 
@@ -146,9 +148,8 @@ def test_a_batch_without_its_padding():
     found = trimmed(batch)
     assert found["prompt_ids"].tolist() == [[1, 2], [4, 5]] and found["completion_ids"].tolist() == [[0, 1], [4, 5]]
     assert found["tool_mask"].tolist() == [[1, 1], [1, 0]] == found["completion_mask"].tolist()
-    assert (
-        found["advantages"].shape == (2,) and found["num_items_in_batch"] == 3 and batch["prompt_ids"].shape == (2, 3)
-    )
+    assert found["advantages"].shape == (2,) and found["num_items_in_batch"] == 3
+    assert batch["prompt_ids"].shape == (2, 3)
 
 
 def test_an_oracle_s_advantages_stand_on_the_tokens_of_their_commands(tokenizer, model):
@@ -190,10 +191,7 @@ def test_a_run_of_two_updates(start, world, method, tmp_path):
     found = train(method, 0, SMALL, world, start, tmp_path / "work")
     assert [row["update"] for row in found["updates"]] == [1, 2] == [check["update"] for check in found["checks"]]
     assert found["settings"] == SMALL.as_json() and found["bipace"] == METHODS[method]
-    for row in found["updates"]:
-        assert ("singleton_cluster_fraction" in row) == (
-            method in ("gigpo", "hgpo", "bigpo", "bipace", "bipace-step", "gae-cluster")
-        )
+    assert all(("singleton_cluster_fraction" in row) == (method != "grpo") for row in found["updates"])
     assert json.loads(json.dumps(found)) == found and not (tmp_path / "work").exists()
 
 
@@ -205,32 +203,32 @@ def test_settings_of_every_method_are_the_adapters(method, tmp_path):
     assert all(getattr(settings, name) == value for name, value in METHODS[method].items())
 
 
-@pytest.mark.parametrize("method", ["bipace", "gae"])
-def test_a_run_is_the_same_from_its_json_and_after_a_stop(start, method, tmp_path, monkeypatch):
-    """Bit for bit: five updates in one go, the same from the JSON, and the same where it was killed behind a checkpoint."""
-    monkeypatch.setattr("trainer.SAVE_EVERY", 2)
-    five = SMALL.changed(updates=5)
-    run(method, 1, tmp_path, start, [f"{name}={value}" for name, value in five.as_json().items()])
-    path = tmp_path / f"{method}-g3-seed1.json"
+def test_a_run_is_the_same_from_its_json(start, tmp_path):
+    run("gae", 1, tmp_path, start, CHANGE)
     with pytest.raises(typer.Exit) as ended:
-        again(path, tmp_path / "again", start)
+        again(tmp_path / "gae-g3-seed1.json", tmp_path / "again", start)
     assert ended.value.exit_code == 0
+
+
+@pytest.mark.parametrize("method", ["bipace", "gae", "value-head", "trees"])
+def test_a_run_is_the_same_after_a_stop(start, world, method, tmp_path, monkeypatch):
+    """Bit for bit: five updates in one go, and the same where it was killed behind a checkpoint, with what it had learned."""
+    monkeypatch.setattr("trainer.SAVE_EVERY", 2)
+    five, work = SMALL.changed(updates=5, check_every=3), tmp_path / "work"
+    whole = train(method, 1, five, world, start, tmp_path / "whole")
+    assert whole["method"] == method and len(whole["updates"]) == 5
 
     def stop(update, model):
         if update == 3:
             raise Stopped
 
-    split = load_split(start / "tasks.json.gz")
-    world, work = World(split.train, split.test, TextCraft), tmp_path / "work"
     with pytest.raises(Stopped):
         train(method, 1, five, world, start, work, after_update=stop)
     assert (work / "checkpoint-2" / PROGRESS).exists()
     (work / "checkpoint-4").mkdir()  # one that was cut off while it was written
     seen = []
     found = train(method, 1, five, world, start, work, after_update=lambda update, model: seen.append(update))
-    assert seen == [3, 4, 5]
-    before = json.loads(path.read_text())
-    assert found["updates"] == before["updates"] and found["checks"] == before["checks"]
+    assert seen == [3, 4, 5] and found["updates"] == whole["updates"] and found["checks"] == whole["checks"]
 
 
 def test_a_warm_start_goes_on_after_the_lesson_that_it_finished(tokenizer, split, tmp_path):
@@ -242,10 +240,10 @@ def test_a_warm_start_goes_on_after_the_lesson_that_it_finished(tokenizer, split
         drawn.append(strays)
         if len(drawn) == 33:
             raise Stopped
-        return demonstration(split.train[0], tokenizer, 0.3, 3, strays, rng)
+        return policies.demonstration(split.train[0], tokenizer, 0.3, 3, strays, rng)
 
     def lessons_of():
-        return teach(tmp_path, tokenizer, short, lambda model: 0.5, draw, print, "cpu")
+        return policies.teach(tmp_path, tokenizer, short, lambda model: 0.5, draw, print, "cpu")
 
     with pytest.raises(Stopped):
         lessons_of()
@@ -281,9 +279,8 @@ def of_bytes():
     words = Tokenizer(models.BPE())
     words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    words.train_from_iterator(
-        [], trainers.BpeTrainer(special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False)
-    )
+    learnt = trainers.BpeTrainer(special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False)
+    words.train_from_iterator([], learnt)
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
 
 
@@ -296,9 +293,8 @@ def test_a_model_of_hugging_face_in_a_local_folder(of_bytes, tmp_path):
     change = ["prompt_tokens=300", "updates=1", "batch=2", "group=2", "horizon=2"]
     run("gae", 0, tmp_path / "out", tmp_path / "llama", [*CHANGE, *change])
     found = json.loads((tmp_path / "out" / "gae-g2-seed0.json").read_text())
-    assert [check["update"] for check in found["checks"]] == [0, 1] and len(
-        load_split(tmp_path / "out" / "tasks.json.gz").train
-    ) == SMALL.train_tasks
+    assert [check["update"] for check in found["checks"]] == [0, 1]
+    assert len(load_split(tmp_path / "out" / "tasks.json.gz").train) == SMALL.train_tasks
     model, tokenizer = load(tmp_path / "llama")
     env = Explained(published()[3])
     episode = play(model, tokenizer, [env], horizon=2, seed=0, command_tokens=24)[0]
@@ -312,3 +308,115 @@ def test_a_command_ends_where_its_text_does(of_bytes):
     ends = [n for n in range(1, len(ids) + 1) if ids[n - 1] in _ends(of_bytes) and _closed(of_bytes, ids[:n])]
     assert len(of_bytes(CLOSE).input_ids) == len(CLOSE) and ends == [len(ids)]
     assert _closed(of_bytes, [of_bytes.eos_token_id])
+
+
+# --------------------------------------------------------------------------------------------------------------- rivals
+
+
+@pytest.fixture(scope="module")
+def episodes(start, world):
+    model, tokenizer = load(start)
+    envs = [TextCraft(task) for task in world.train[:2] for _ in range(3)]
+    return model, tokenizer, play(model, tokenizer, envs, horizon=3, seed=0, command_tokens=8)
+
+
+def test_states_are_those_before_the_first_token_of_each_command(episodes):
+    model, _, played = episodes
+    found = states_before_commands(model, played, -1, rows=4)
+    assert len(found) == sum(len(episode.commands) for episode in played)
+    row = 0
+    for episode in played:
+        ids = [*episode.prompt_ids, *episode.ids]
+        with torch.no_grad():
+            plain = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
+        begin = len(episode.prompt_ids)
+        for i, own in enumerate(episode.own):
+            if own and not (i and episode.own[i - 1]):
+                np.testing.assert_allclose(found[row], plain[begin + i - 1].numpy(), atol=2e-5)
+                row += 1
+    assert row == len(found)
+
+
+@pytest.mark.parametrize("method", sorted(CREDITS))
+def test_advantages_stand_for_the_commands_and_draw_nothing_of_the_run(episodes, method):
+    model, tokenizer, played = episodes
+    before = torch.get_rng_state()
+    credit = CREDITS[method](FIVE, seed=3)
+    advantages = credit(model, tokenizer, played, 0)
+    assert [len(row) for row in advantages] == [len(episode.commands) for episode in played]
+    assert np.isfinite(np.concatenate(advantages)).all()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_equal_prompts_are_one_group(episodes):
+    """Means by step are taken over the three rollouts of a prompt: what one of them earns changes the others' credit."""
+    model, tokenizer, played = episodes
+    before = StepMeans(FIVE, 0)(model, tokenizer, played, 0)
+    rewards = played[0].rewards
+    played[0].rewards = [*rewards[:-1], 1.0]
+    after = StepMeans(FIVE, 0)(model, tokenizer, played, 0)
+    played[0].rewards = rewards
+    assert before[1] != after[1] and before[3:] == after[3:]
+
+
+def test_the_value_head_judges_a_batch_before_it_learns_from_it_and_then_learns():
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(200, 6)).astype(np.float32)
+    returns, none = np.tanh(states[:, 0].astype(np.float64)), np.zeros(200, np.int64)
+    head = ValueHead(Settings(value_rate=1e-2), seed=0)
+    values = [head.value(states, returns, none, none, update) for update in range(30)]
+    assert (values[0] == 0).all()
+    errors = [float(((value - returns) ** 2).mean()) for value in values]
+    assert errors[-1] < 0.1 * errors[0]
+    other = ValueHead(Settings(value_rate=1e-2), seed=0)
+    other.load_state_dict(copy.deepcopy(head.state_dict()))
+    for update in (30, 31):
+        wanted, found = (one.value(states, returns, none, none, update) for one in (head, other))
+        assert (wanted == found).all()
+
+
+def test_success_and_entropy_by_temperature(start, world):
+    model, tokenizer = load(start)
+    rows = evaluate(model, tokenizer, world, FIVE, {"test": world.test}, (1.0, 0.3, 0.0), 2)
+    assert [(row["temperature"], len(row["success"])) for row in rows] == [(1.0, 2), (0.3, 2), (0.0, 1)]
+    entropies = [row["entropy"][0] for row in rows]
+    assert entropies[0] > entropies[1] > entropies[2] == 0.0
+    assert measure(model, tokenizer, world, FIVE, world.test, temperature=0.3, luck=7)["entropy"] == entropies[1]
+    assert 0.9 < entropies[0] / np.log(len(tokenizer)) <= 1.0  # random weights: nearly uniform over the vocabulary
+
+
+def test_a_final_run_keeps_its_weights_and_measures_all_tasks(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(knowledge, "VALIDATION", 2)
+    of = dataclasses.replace(knowledge.COMPARISON, weights=tmp_path / "weights")
+    comparison.run(of, campaign.Run("step-means", 0, FIVE.changed(updates=1), tmp_path), start, final=True)
+    found = json.loads((tmp_path / "step-means-g3-seed0.json").read_text())
+    each = {(part, t) for part in ("validation", "test", "new_goals") for t in comparison.TEMPERATURES}
+    assert {(row["tasks"], row["temperature"]) for row in found["measured"]} == each
+    kept = load_file(tmp_path / "weights" / "step-means-g3-seed0.safetensors")
+    shapes = {name: weight.shape for name, weight in load(start)[0].state_dict().items() if name != "lm_head.weight"}
+    assert {name: weight.shape for name, weight in kept.items()} == shapes
+    assert all(weight.dtype == torch.float16 for weight in kept.values())
+
+
+def test_nothing_trains_on_validation_tasks(start, monkeypatch):
+    monkeypatch.setattr(knowledge, "VALIDATION", 2)
+    world, parts = knowledge.parts_of(load_split(start / "tasks.json.gz"))
+    held = set(parts["validation"])
+    assert len(held) == 2 and len(world.train) == 10
+    assert not held & set(world.train) and not held & set(parts["test"])
+
+
+def test_a_warm_start_takes_the_highest_temperature_that_is_nearly_best_and_cannot_win_by_sharpening(start):
+    model, tokenizer = load(start)
+    ids = tokenizer("craft", return_tensors="pt").input_ids
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        rows = [{"temperature": t, "success": [s]} for t, s in ((1.0, 0.27), (0.7, 0.36), (0.5, 0.42), (0.3, 0.43))]
+        assert comparison.sharpened(model, rows) == 0.5
+        np.testing.assert_allclose(model(input_ids=ids).logits.numpy(), before.numpy() / 0.5, rtol=1e-5, atol=1e-6)
+    measured = [{"tasks": "validation"} | row for row in rows]
+    with pytest.raises(ValueError, match="at most 5 points less at 1"):
+        comparison.check_start(measured)
+    comparison.check_start([row | {"success": [0.4]} for row in measured])
+    with pytest.raises(ValueError, match="25 to 50 %"):
+        comparison.check_start([row | {"success": [0.6]} for row in measured])

@@ -111,6 +111,13 @@ def test_where_one_process_fails_all_do(ranks):
         assert rank["failing"]["error"].startswith("rank 1: step_rewards must have one entry per turn of the model")
 
 
+def sharded(**options):
+    """One way for each forward that states may come from."""
+    early = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+    ways = {"loss": {"per_device_train_batch_size": 6}, "early exit": early, "tapped": TWO_BATCHES}
+    return {name: {**way, **options} for name, way in ways.items()}
+
+
 @pytest.mark.slow
 def test_zero_3(tmp_path):
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
@@ -121,11 +128,7 @@ def test_zero_3(tmp_path):
         "zero_optimization": stage, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
         **dict.fromkeys(sizes, "auto"),
     }))  # fmt: skip
-    ways = {
-        "loss": {"per_device_train_batch_size": 6, "deepspeed": str(file)},
-        "early exit": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "deepspeed": str(file)},
-        "tapped": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, "deepspeed": str(file)},
-    }
+    ways = sharded(deepspeed=str(file))
     # A folder of its own for what DeepSpeed compiles: a process that was killed while it did leaves a lock behind.
     found = run(tmp_path, ways, DS_ACCELERATOR="cpu", TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"))
     for way in ways:
@@ -135,13 +138,8 @@ def test_zero_3(tmp_path):
 @pytest.mark.slow
 def test_fsdp(tmp_path):
     """accelerate's FSDP2, which trl_ranks.py lets shard on CPUs."""
-    sharded = {"fsdp": "full_shard auto_wrap", "fsdp_config": {
-        "fsdp_version": 2, "transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"]}}  # fmt: skip
-    ways = {
-        "loss": {"per_device_train_batch_size": 6, **sharded},
-        "early exit": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, **sharded},
-        "tapped": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, **sharded},
-    }
+    layers = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"]}
+    ways = sharded(fsdp="full_shard auto_wrap", fsdp_config=layers)
     found = run(tmp_path, ways)
     for way in ways:
         assert all(rank[way]["parameters"] == {"DTensor"} for rank in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -13,13 +14,12 @@ import torch
 import trl
 from datasets import Dataset
 from packaging.version import Version
-from tool_turns import Scripted, Silent, Walk, answer, call, make
+from tool_turns import Scripted, Silent, Walk, answer, call, make, tokenizer
 
 import bipace_kernels as bk
 
 NORTH, SOUTH = call("move", direction="north"), call("move", direction="south")
 WRONG, UNKNOWN = call("move", way="north"), call("fly")
-CLOSE = 1e-6
 
 
 @pytest.fixture
@@ -48,12 +48,8 @@ def one_batch(folder, scripts, environment=Walk, **options):
 def of_row(records, name, row):
     """Its entries, turn by turn."""
     kept = records["trajectory"] == row
-    values = records[name]
-    return (
-        [v for v, k in zip(values, kept.tolist(), strict=True) if k]
-        if isinstance(values, list)
-        else values[kept].tolist()
-    )
+    values = records[name] if isinstance(records[name], list) else records[name].tolist()
+    return [value for value, keep in zip(values, kept.tolist(), strict=True) if keep]
 
 
 def key(text):
@@ -135,33 +131,20 @@ def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, on_inval
     assert of_row(records[0], "rewards", 2) == [1.0, 2.0, 0.0]
 
 
-class Choices(Silent):
-    """Has a list of its own by the name of a log."""
-
-    actions = ("north", "south")
-
-
-def test_an_attribute_of_the_environment_is_no_log(tmp_path, records):
-    with pytest.warns(RuntimeWarning, match="Choices.actions has entries before the first turn"):
-        one_batch(tmp_path, [[NORTH, answer("done")]] * 4, environment=Choices, bipace_embedder="ngram")
-    assert of_row(records[0], "action_key", 0) == [key('["move",{"direction":"north"}]'), key("done")]
-
-
-class Hints(Silent):
-    """Has a list of its own that no call adds to, by the name of the log that holds an entry after reset()."""
-
-    observations = ("hot", "cold")
+@pytest.mark.parametrize("name", ["actions", "observations"])
+def test_an_attribute_of_the_environment_that_no_call_adds_to_is_no_log(tmp_path, records, name):
+    """Not even by the name of the log that holds an entry after reset()."""
+    own = type("Own", (Silent,), {name: ("hot", "cold")})
+    method = {"actions": "bipace", "observations": "gigpo"}[name]
+    with pytest.warns(RuntimeWarning, match=f"Own.{name} has entries before the first turn"):
+        one_batch(tmp_path, [[NORTH, answer("done")]] * 4, own, bipace_embedder="ngram", bipace_method=method)
+    if name == "actions":
+        assert of_row(records[0], "action_key", 0) == [key('["move",{"direction":"north"}]'), key("done")]
+    else:
+        assert "cold" not in of_row(records[0], "observation", 0)
 
 
-def test_observations_that_no_call_adds_to_are_no_log(tmp_path, records):
-    with pytest.warns(RuntimeWarning, match="Hints.observations has entries before the first turn"):
-        one_batch(tmp_path, [[NORTH, answer("done")]] * 4, environment=Hints, bipace_method="gigpo")
-    assert "cold" not in of_row(records[0], "observation", 0)
-
-
-@pytest.mark.skipif(
-    Version(trl.__version__) < Version("1.9.0"), reason="TRL 1.0.0 takes one environment, no dict of them"
-)
+@pytest.mark.skipif(Version(trl.__version__) < Version("1.9.0"), reason="TRL 1.0.0 takes one environment, no dict")
 def test_environments_of_which_only_some_log(tmp_path, records):
     data = [{"prompt": [{"role": "user", "content": "Go. "}], "environment": name} for name in ("walk", "silent")]
     environments = {"walk": Walk, "silent": Silent}
@@ -229,3 +212,71 @@ def test_a_run_through_wrong_calls_ends_of_itself(tmp_path):
     trainer.train()
     assert len(trainer.batches) == 2 and all(b["output"]["advantages"].any() for b in trainer.batches)
     assert isinstance(trainer, Scripted) and torch.isfinite(torch.tensor(trainer.state.log_history[0]["loss"]))
+
+
+# ------------------------------------------------------------------------------------------------------ whole updates
+
+
+class Logging(Scripted):
+    """Keeps what environments logged, for tiny_trl.by_hand(): of a last turn without a call no reward and no action."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        logged = [vars(environment) for environment in self.environments]
+        if "step_rewards" in logged[0]:
+            more = {"step_rewards": [0.0], "actions": [""], "observations": []}
+            rows = [{name: [*row[name], *last] for name, last in more.items()} for row in logged]
+            cut = [{name: row[name] for name in row if name == "truncated"} for row in logged]
+            self.batches[-1]["inputs"] = [{**row, **own} for row, own in zip(rows, cut, strict=True)]
+        return output
+
+
+class Told(Walk):
+    """Ends of itself where it is not at home, whatever TRL's budget made of it."""
+
+    def reset(self, **_) -> str:
+        self.truncated = False
+        return super().reset()
+
+    def move(self, direction: str) -> str:
+        """
+        Takes one step.
+
+        Args:
+            direction: north or south.
+        """
+        seen = super().move(direction)
+        self.truncated = self.place == 0
+        return seen
+
+
+OWN = {"on_invalid": "singleton", "duplicates": "once"}
+GAE = {"bipace_method": "gae", "bipace_value": "cluster"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "config"),
+    [
+        (Walk, {"bipace_embedder": "actor_hidden"}, bk.Config.bipace(**OWN)),
+        (Walk, GAE, bk.Config.gae("cluster", **OWN)),
+        (Told, GAE, bk.Config.gae("cluster", **OWN)),
+        (Silent, {"bipace_action_key_mode": "text"}, bk.Config.bipace(**OWN)),
+    ],
+)
+def test_advantages_are_those_of_what_environments_log(tmp_path, monkeypatch, environment, options, config):
+    """Answers at once, after calls, and rollouts that end with a call; only the environment says what was cut off."""
+    monkeypatch.setattr(tt, "TOKENIZER", tokenizer())
+    monkeypatch.setattr(tt, "TABLE", bk.token_bytes(tokenizer()))
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("Go. ", "Walk. ")]})
+    trainer = make(tmp_path, environment, cls=Logging, train_dataset=data, **options)
+    rng = random.Random(0)
+    trainer.scripts = [
+        [rng.choice([NORTH, SOUTH]) for _ in range(turns - 1)] + [NORTH if turns == 4 else answer("done")]
+        for turns in (1, 2, 3, 4, 1, 3, 2, 4)
+    ]
+    trainer.train()
+    assert len(trainer.batches) == 2
+    for batch in trainer.batches:
+        (wanted,) = tt.by_hand(batch, config=config, mode="text" if environment is Silent else "action_tag")
+        assert torch.equal(batch["output"]["advantages"], wanted)
+    assert environment is not Told or {row["truncated"] for row in trainer.batches[0]["inputs"]} == {True, False}

@@ -5,9 +5,8 @@ from bipace_kernels.integrations._turns import Turns
 from hypothesis import given
 from hypothesis import strategies as st
 
-masks = st.integers(0, 9).flatmap(
-    lambda t: st.lists(st.lists(st.integers(0, 1), min_size=t, max_size=t), min_size=1, max_size=4)
-)
+bit = st.integers(0, 1)
+masks = st.integers(0, 9).flatmap(lambda t: st.lists(st.lists(bit, min_size=t, max_size=t), min_size=1, max_size=4))
 
 
 def by_loop(mask, starts=None):
@@ -25,25 +24,14 @@ def by_loop(mask, starts=None):
     return turns
 
 
-@given(masks)
-def test_turns_are_the_runs_of_the_mask(mask):
-    turns = Turns.of(torch.tensor(mask, dtype=torch.int64).reshape(len(mask), -1))
-    assert list(zip(*(x.tolist() for x in (turns.row, turns.step, turns.start, turns.stop)), strict=True)) == by_loop(
-        mask
-    )
+@given(masks, st.randoms(use_true_random=False), st.booleans())
+def test_turns_are_the_runs_of_the_mask_and_told_apart_where_starts_say_so(mask, random, told):
+    starts = [[random.randint(0, 1) for _ in row] for row in mask] if told else None
+    both = (rows and torch.tensor(rows, dtype=torch.int64).reshape(len(mask), -1) for rows in (mask, starts))
+    turns = Turns.of(*both)
+    columns = (turns.row, turns.step, turns.start, turns.stop)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == by_loop(mask, starts)
     assert turns.last.tolist() == [i + 1 == len(turns) or turns.row[i + 1] != turns.row[i] for i in range(len(turns))]
-
-
-@given(masks, st.randoms(use_true_random=False))
-def test_turns_back_to_back_are_told_apart(mask, random):
-    starts = [[random.randint(0, 1) for _ in row] for row in mask]
-    b = len(mask)
-    turns = Turns.of(
-        torch.tensor(mask, dtype=torch.int64).reshape(b, -1), torch.tensor(starts, dtype=torch.int64).reshape(b, -1)
-    )
-    assert list(zip(*(x.tolist() for x in (turns.row, turns.step, turns.start, turns.stop)), strict=True)) == by_loop(
-        mask, starts
-    )
 
 
 @given(masks)

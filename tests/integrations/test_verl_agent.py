@@ -7,7 +7,6 @@ import itertools
 import os
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,9 +85,8 @@ def own_advantages(batch, config):
     """verl-agent's function on the rows of the batch that are no copies; [N, T] with each copy given its row's."""
     hgpo = config.algorithm.adv_estimator == "hgpo"
     module = hgpo_ray_trainer if hgpo else ray_trainer
-    hgpo_own = (
-        {f"hgpo_{k}": config.algorithm.hgpo[k] for k in ("mode", "length_weight_alpha", "base_group")} if hgpo else {}
-    )
+    names = ("mode", "length_weight_alpha", "base_group") if hgpo else ()
+    hgpo_own = {f"hgpo_{name}": config.algorithm.hgpo[name] for name in names}
     out = module.compute_advantage(
         clone(batch), adv_estimator=config.algorithm.adv_estimator, gamma=config.algorithm.gamma,
         step_advantage_w=config.algorithm.gigpo.step_advantage_w, gigpo_mode=config.algorithm.gigpo.mode,
@@ -101,6 +99,27 @@ def settings_of(config):
     settings = Settings.of(config)
     assert settings is not None
     return settings
+
+
+def originals(batch):
+    """The rows that are no copies of earlier ones."""
+    ids = batch.batch[IDS].tolist()
+    return [i for i, row in enumerate(ids) if row not in ids[:i]]
+
+
+def to_rows(batch, first, values):
+    """[N, T] of the batch: each copy has the value of its row among the first."""
+    ids = batch.batch[IDS].tolist()
+    wanted = dict(zip([tuple(ids[i]) for i in first], values.tolist(), strict=True))
+    return torch.tensor([wanted[tuple(row)] for row in ids])[:, None] * batch.batch["response_mask"]
+
+
+def episode_term(group, score):
+    """verl-agent's: every row counts, and no σ."""
+    config = bk.Config.grpo(episode_norm="none", episode_scope="step", lone_trajectory="raw")
+    return bk.advantage(
+        group, torch.arange(len(group)), None, returns=score, episode_return=score, config=config
+    ).advantage
 
 
 # ------------------------------------------------------------------------------------------- equal to verl-agent's own
@@ -156,8 +175,7 @@ def test_hgpo_is_the_estimator_s_on_the_same_records(ready, tmp_path, mode):
     )  # fmt: skip
     settings = settings_of(config)
     batch = ready(5, settings, hgpo=True, copies=4)
-    ids = batch.batch[IDS].tolist()
-    first = [i for i, row in enumerate(ids) if row not in ids[:i]]
+    first = originals(batch)
     group, trajectory, step = batch.batch[IDS][first].unbind(1)
     result = bk.advantage(
         group, trajectory, None, step=step, returns=batch.batch["step_rewards"][first],
@@ -167,11 +185,10 @@ def test_hgpo_is_the_estimator_s_on_the_same_records(ready, tmp_path, mode):
             step_norm={"mean_norm": "none", "mean_std_norm": "std"}[mode],
         ),
     )  # fmt: skip
-    assert len(first) < len(ids) and result.advantage.any()
-    wanted = dict(zip([tuple(ids[i]) for i in first], result.advantage.tolist(), strict=True))
+    assert len(first) < len(batch) and result.advantage.any()
+    wanted = to_rows(batch, first, result.advantage)
     write_advantages(batch, settings)
-    full = torch.tensor([wanted[tuple(row)] for row in ids])[:, None] * batch.batch["response_mask"]
-    assert torch.equal(batch.batch["advantages"], full)
+    assert torch.equal(batch.batch["advantages"], wanted)
 
 
 def test_null_counts_as_not_given(tmp_path):
@@ -191,9 +208,12 @@ def test_off_means_that_nothing_is_touched(tmp_path, tokenizer):
         return ray_trainer.compute_advantage, ray_trainer.core_gigpo.compute_step_discounted_returns
 
     seen, fit = [], ray_trainer.RayPPOTrainer.fit
-    trainer.actor_rollout_wg.update_actor = lambda batch: (
-        seen.append((*functions(), list(batch.batch.keys()))) or DataProto(meta_info={"metrics": {}})
-    )
+
+    def update(batch):
+        seen.append((*functions(), list(batch.batch.keys())))
+        return DataProto(meta_info={"metrics": {}})
+
+    trainer.actor_rollout_wg.update_actor = update
     before = functions()
     attach(type(trainer), Settings.of(config))
     assert type(trainer).fit is fit
@@ -276,18 +296,15 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, 
     overrides = [f"algorithm.gigpo.{k}={v}" for k, v in keys.items()]
     settings = settings_of(config_of(tmp_path, "algorithm.gamma=0.95", *overrides))
     batch = ready(7, settings, copies=5)
-    ids = batch.batch[IDS].tolist()
-    first = [i for i, row in enumerate(ids) if row not in ids[:i]]
+    first = originals(batch)
     batch.batch["token_level_rewards"] -= 0.01 * torch.rand(len(batch), 1) * batch.batch["response_mask"]
     fields = batch.non_tensor_batch
     if cut:
-        fields["truncated"] = np.array([row[1] % 2 == 0 for row in ids], dtype=object)
+        fields["truncated"] = (batch.batch[IDS][:, 1] % 2 == 0).numpy().astype(object)
     group, trajectory, step = batch.batch[IDS][first].unbind(1)
-    kl = [float(batch.batch["token_level_rewards"][i].double().sum() - batch.batch["token_level_scores"][i].double().sum())
-          for i in first]  # fmt: skip
-    rewards = [
-        fields["rewards"][i] - 0.1 * (not fields["is_action_valid"][i]) + d for i, d in zip(first, kl, strict=True)
-    ]
+    with_kl, without = (batch.batch[f"token_level_{name}"].double().sum(1) for name in ("rewards", "scores"))
+    penalty = 0.1 * ~fields["is_action_valid"].astype(bool)
+    rewards = (torch.from_numpy(fields["rewards"].astype(float) - penalty) + with_kl - without)[first]
     anchors = [fields["anchor_obs"][i] for i in first]
     written = batch.batch["responses"][first], batch.batch["response_mask"][first]
     keys, parsed = bk.action_keys(written[0], mask=written[1], token_bytes=bk.token_bytes(tokenizer))
@@ -300,42 +317,19 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, 
         group, trajectory, rewards, step=step, truncated=[cut and t % 2 == 0 for t in trajectory.tolist()], **states[value],
         config=bk.Config.gae(value, **changes),
     )  # fmt: skip
-    score = batch.batch["token_level_rewards"].sum(-1)[first]
-    episode = bk.advantage(
-        group, torch.arange(len(first)), None, returns=score, episode_return=score,
-        config=bk.Config.grpo(episode_norm="none", episode_scope="step", lone_trajectory="raw"),
-    )  # fmt: skip
-    total = changes.get("episode_weight", 0.0) * episode.advantage + 0.7 * term.step_advantage
-    wanted = dict(zip([tuple(ids[i]) for i in first], total.tolist(), strict=True))
+    episode = episode_term(group, batch.batch["token_level_rewards"].sum(-1)[first])
+    total = changes.get("episode_weight", 0.0) * episode + 0.7 * term.step_advantage
+    wanted = to_rows(batch, first, total)
     metrics = write_advantages(batch, settings, tokenizer)
-    full = torch.tensor([wanted[tuple(row)] for row in ids])[:, None] * batch.batch["response_mask"]
-    torch.testing.assert_close(batch.batch["advantages"], full, atol=2e-6, rtol=0)
-    assert metrics["bipace/value_explained_share"] == pytest.approx(
-        term.metrics()["bipace/value_explained_share"], abs=1e-6
-    )
+    torch.testing.assert_close(batch.batch["advantages"], wanted, atol=2e-6, rtol=0)
+    share = "bipace/value_explained_share"
+    assert metrics[share] == pytest.approx(term.metrics()[share], abs=1e-6)
     assert "bipace/epsilon" not in metrics and ("bipace/embedder/ngram" in metrics) == (value == "kernel")
     assert not [key for key in set(batch.batch.keys()) if "bipace" in key]
 
 
-def test_gae_of_a_whole_step(tmp_path, tokenizer):
-    """fit() with copies, balanced rows and the penalty; states by the tap where the kernel reads them."""
-    for value, hidden in (("kernel", True), ("group", False)):
-        config = config_of(
-            tmp_path, "algorithm.gigpo.bipace_method=gae", f"algorithm.gigpo.bipace_value={value}",
-            "algorithm.gigpo.bisim_layer=-2",
-        )  # fmt: skip
-        settings = settings_of(config)
-        assert settings.needs_hidden is hidden and settings.penalty == 0.1
-        trainer = trainer_of(config, tokenizer, rollout(10, tokenizer))
-        attach(type(trainer), settings)
-        trainer.fit()
-        advantages = trainer.actor_rollout_wg.seen.batch["advantages"]
-        assert advantages.isfinite().all() and advantages.any(1).double().mean() > 0.5
-
-
 KEPT = {
-    "bipace_memory.pt": ("bipace_method=gae", "bipace_share=memory", "bipace_memory_rows=20", "bipace_kernel_same=0.5",
-                         "bisim_embedder=ngram"),
+    "bipace_memory.pt": ("bipace_method=gae", "bipace_share=memory", "bipace_memory_rows=20", "bisim_layer=-2"),
     "bipace.json": ("bisim_grouping=True", "bisim_eps=follow", "bisim_layer=-2"),
 }  # fmt: skip
 
@@ -583,9 +577,8 @@ def test_under_ulysses_each_rank_gives_the_rows_of_its_slice(tokenizer, monkeypa
     wanted = []
     for micro_batch in micro_batches:
         with torch.no_grad():
-            parts = [
-                model(input_ids=s[None], output_hidden_states=True).hidden_states[-2][0] for s in slices(micro_batch)
-            ]
+            found = [model(input_ids=s[None], output_hidden_states=True) for s in slices(micro_batch)]
+            parts = [each.hidden_states[-2][0] for each in found]
         lengths = micro_batch["attention_mask"].sum(1)
         prompts = micro_batch["attention_mask"][:, : -own.shape[1]].sum(1)
         wanted.append(torch.cat(parts)[lengths.cumsum(0) - lengths + prompts - 1])
@@ -622,33 +615,20 @@ def test_fit_trains_on_bipace_s_advantages(tmp_path, tokenizer, packed, monkeypa
     assert before == (
         module.compute_advantage, module.compute_data_metrics, module.core_gigpo.compute_step_discounted_returns
     )  # fmt: skip
-    data, seen = given[0], trainer.actor_rollout_wg.seen
-    first = [i for i, row in enumerate(data.batch[IDS].tolist()) if row not in data.batch[IDS][:i].tolist()]
+    data, seen = given[0].batch, trainer.actor_rollout_wg.seen
+    first = originals(given[0])
     assert len(first) < len(data), "the batch was filled up with copies"
-    group, trajectory, step = data.batch[IDS][first].unbind(1)
+    group, trajectory, step = data[IDS][first].unbind(1)
     assert step.tolist() != sorted(step.tolist())
-    keys, _ = bk.action_keys(
-        data.batch["responses"][first], mask=data.batch["response_mask"][first], token_bytes=bk.token_bytes(tokenizer)
-    )
-    score = data.batch["token_level_rewards"].sum(-1)[first]
-    rows = torch.arange(len(first))
+    written = {"mask": data["response_mask"][first], "token_bytes": bk.token_bytes(tokenizer)}
+    keys, _ = bk.action_keys(data["responses"][first], **written)
     term = bk.advantage(
-        group, trajectory, None, step=step, returns=data.batch["step_rewards"][first], episode_return=torch.zeros(len(first)),
-        fingerprint=data.batch[HIDDEN][first], action_key=keys, config=bk.Config.bipace(0.3),
+        group, trajectory, None, step=step, returns=data["step_rewards"][first], episode_return=torch.zeros(len(first)),
+        fingerprint=data[HIDDEN][first], action_key=keys, config=bk.Config.bipace(0.3),
     )  # fmt: skip
-    episode = bk.advantage(
-        group, rows, None, returns=score, episode_return=score,
-        config=bk.Config.grpo(episode_norm="none", episode_scope="step", lone_trajectory="raw"),
-    )  # fmt: skip
-    wanted = {
-        tuple(i): a
-        for i, a in zip(
-            data.batch[IDS][first].tolist(), (episode.advantage + term.step_advantage).tolist(), strict=True
-        )
-    }
-    got = seen.batch["advantages"]
-    full = torch.tensor([wanted[tuple(i)] for i in data.batch[IDS].tolist()])[:, None] * seen.batch["response_mask"]
-    torch.testing.assert_close(got, full, atol=2e-6, rtol=0)
+    episode = episode_term(group, data["token_level_rewards"].sum(-1)[first])
+    wanted = to_rows(given[0], first, episode + term.step_advantage)
+    torch.testing.assert_close(seen.batch["advantages"], wanted, atol=2e-6, rtol=0)
     assert 1 < len(term.cluster.unique()) < len(first)
     metrics = logged[0] if REAL else trainer.metrics
     assert metrics["bipace/cluster_count"] == len(term.cluster.unique())
@@ -672,38 +652,15 @@ def test_a_layer_that_the_model_lacks_is_told_before_any_update(tmp_path, tokeni
     config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True")
     trainer = trainer_of(config, tokenizer, rollout(12, tokenizer))
     attach(type(trainer), settings_of(config))
-    with pytest.raises(
-        ValueError, match=r"algorithm\.gigpo\.bisim_layer=-8: layer must be an index into hidden_states"
-    ):
+    with pytest.raises(ValueError, match=r"algorithm\.gigpo\.bisim_layer=-8: layer must be an index into hidden_sta"):
         trainer.fit()
     assert trainer.actor_rollout_wg.seen is None
-
-
-def test_a_tokenizer_without_bytes_is_told_and_its_text_read(ready, tokenizer):
-    """Once, and with the advantages of the tokens' bytes: the same actions are equal."""
-
-    class Slow:
-        def batch_decode(self, ids, skip_special_tokens):
-            return tokenizer.batch_decode(ids, skip_special_tokens=skip_special_tokens)
-
-    settings, slow = Settings(cacb_enabled=True), Slow()
-    batches = [ready(13, settings, penalty=0.0) for _ in range(3)]
-    write_advantages(batches[0], settings, tokenizer)
-    with pytest.warns(RuntimeWarning, match="action keys are made from decoded text"):
-        write_advantages(batches[1], settings, slow)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        write_advantages(batches[2], settings, slow)
-    for batch in batches[1:]:
-        assert torch.equal(batch.batch["advantages"], batches[0].batch["advantages"])
 
 
 @pytest.mark.parametrize("name", ["compute_data_metrics", "core_gigpo"])
 def test_a_verl_agent_without_a_part_is_told_by_name(monkeypatch, name):
     monkeypatch.delattr(ray_trainer, name)
-    with pytest.raises(
-        AttributeError, match=rf"has no {name}, so this version of verl-agent was not tested .* docs/verl_agent\.md"
-    ):
+    with pytest.raises(AttributeError, match=rf"has no {name}, so this version of verl-agent was not tested .* docs/"):
         attach(ray_trainer.RayPPOTrainer, ON)
 
 
@@ -745,10 +702,6 @@ def test_recipes_are_the_paper_s_table(tmp_path, name):
     assert (estimator.partition, estimator.estimator, estimator.epsilon) == ("cosine", "q_style", epsilon)
 
 
-def test_there_are_no_other_recipes():
-    assert {p.stem for p in (launcher.CONFIG / "recipe").glob("*.yaml")} == {*RUNS, "common"}
-
-
 def test_keys_stand_for_these_configurations():
     """The page's table: keys against presets."""
     norm = {"episode_scope": "step", "lone_trajectory": "raw", "on_invalid": "singleton", "duplicates": "once"}
@@ -756,24 +709,30 @@ def test_keys_stand_for_these_configurations():
     on = {"bisim_grouping": True}
     assert Settings(**on).config() == bk.Config.bigpo(0.10, **raw)
     assert Settings(**on, bisim_embedder="ngram").config() == bk.Config.bigpo(0.25, **raw)
-    assert Settings(**on, bisim_embedder="identity").config() == bk.Config.gigpo(
-        "mean_norm", on_invalid="singleton", duplicates="once"
-    )
-    assert Settings(**on, cacb_enabled=True).config() == bk.Config.bipace(0.10, **raw)
-    both = Settings(
-        **on, cacb_enabled=True, cacb_estimator="counterfactual", mode="mean_std_norm", step_advantage_w=0.5
-    )
+    gigpo = bk.Config.gigpo("mean_norm", on_invalid="singleton", duplicates="once")
+    assert Settings(**on, bisim_embedder="identity").config() == gigpo
+    on["cacb_enabled"] = True
+    assert Settings(**on).config() == bk.Config.bipace(0.10, **raw)
+    both = Settings(**on, cacb_estimator="counterfactual", mode="mean_std_norm", step_advantage_w=0.5)
     assert both.config() == bk.Config.bipace(0.10, "diff_peer", **norm, step_weight=0.5)
+    del on["cacb_enabled"]
     assert Settings(**on, mode="mean_std_norm").config() == bk.Config.bigpo(0.10, **norm, step_norm="std")
 
 
 # ------------------------------------------------------------------------------------------------------------- launcher
 
-MAIN = """
-import hydra, types
-ran = []
+PARTS = """
+import hydra, os, types
 core_gigpo = types.SimpleNamespace(compute_step_discounted_returns=None)
 compute_advantage = compute_data_metrics = None
+@hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
+def main(config):
+    run_ppo(config)
+"""
+MAIN = (
+    PARTS
+    + """
+ran = []
 class RayPPOTrainer:
     def fit(self):
         ran.append("fit")
@@ -784,10 +743,8 @@ class TaskRunner:
         ran.append((config, type(trainer).fit))
 def run_ppo(config):
     TaskRunner().run(config)
-@hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
-def main(config):
-    run_ppo(config)
 """
+)
 
 
 @pytest.mark.parametrize("on", [False, True])
@@ -830,16 +787,14 @@ def test_paths_of_the_user_stand_before_those_of_the_launcher():
     assert ours == plain
     (both, _) = launcher.added("hydra.searchpath=[pkg://a, 'file:///b c']", "hydra.searchpath=[pkg://d]")
     assert both == plain.replace("=[", "=[pkg://a, 'file:///b c',pkg://d,")
-    with pytest.raises(
-        ValueError, match=r"must be a list such as .*, got hydra\.searchpath=pkg://a; put brackets around it"
-    ):
+    with pytest.raises(ValueError, match=r"must be a list such as .*, got hydra\.searchpath=pkg://a; put brackets"):
         launcher.added("hydra.searchpath=pkg://a")
 
 
-RAY_MAIN = """
-import hydra, os, ray, types
-core_gigpo = types.SimpleNamespace(compute_step_discounted_returns=None)
-compute_advantage = compute_data_metrics = None
+RAY_MAIN = (
+    PARTS
+    + """
+import ray
 class RayPPOTrainer:
     tokenizer = None
     def fit(self):
@@ -853,10 +808,8 @@ def run_ppo(config):
     pid, *told = ray.get(TaskRunner.remote().run.remote(config), timeout=90)
     print("told", pid != os.getpid(), *told)
     ray.shutdown()
-@hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
-def main(config):
-    run_ppo(config)
 """
+)
 START = f"""
 import sys, ray_entry
 sys.modules["verl.trainer.main_ppo"] = ray_entry
@@ -888,9 +841,7 @@ def test_a_runner_in_a_process_of_ray_is_prepared_there(tmp_path, on):
 def test_all_of_this_with_the_fork():
     if FORK is None:
         pytest.skip("BIPACE_VERL_AGENT names no checkout of xlan156/verl-agent")
-    path = os.pathsep.join(
-        [str(FORK), *filter(None, [os.environ.get("PYTHONPATH")]), str(Path(bk.__file__).parent.parent)]
-    )
+    path = os.pathsep.join([str(FORK), os.environ.get("PYTHONPATH", ""), str(Path(bk.__file__).parent.parent)])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-m", "not slow"],
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=400, check=False,

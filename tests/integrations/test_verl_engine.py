@@ -6,6 +6,7 @@ the model is not sharded (bipace_kernels.hidden has its own tests of FSDP).
 
 import os
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ import bipace_kernels as bk
 
 pytest.importorskip("verl")
 from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace
+from marks import slow
 from spawned import spawn
 from verl_stand_ins import VOCABULARY, engine, model, run_of
 
 # Row by row: tokens of the prompt, and the response's mask.  Two turns; one; none (truncated); one, behind tool tokens.
 ROWS = [(5, [1, 1, 0, 0, 1]), (3, [1, 1, 1]), (4, [0, 0]), (2, [0, 1, 1, 0, 0, 1, 1])]
 TURNS = [2, 1, 1, 2]  # a row without a turn has the state before its response
+SETTINGS = {"temperature": 1.0, "calculate_entropy": False, "compute_loss": False}
 
 
 def sequences():
@@ -46,9 +49,7 @@ def batch_v1(**settings):
         "response_mask": mask,
         "loss_mask": mask,
     }
-    return tu.get_tensordict(
-        tensors, {"temperature": 1.0, "calculate_entropy": False, "compute_loss": False, **settings}
-    )
+    return tu.get_tensordict(tensors, {**SETTINGS, **settings})
 
 
 def padded():
@@ -71,8 +72,7 @@ def batch_v0(**settings):
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 
-    settings = {"temperature": 1.0, "calculate_entropy": False, "compute_loss": False, **settings}
-    return left_right_2_no_padding(tu.get_tensordict(padded(), settings))
+    return left_right_2_no_padding(tu.get_tensordict(padded(), {**SETTINGS, **settings}))
 
 
 def layout(packed, dynamic):
@@ -161,9 +161,7 @@ def test_wrong_use_names_the_setting(group, monkeypatch):
     with pytest.raises(ValueError, match=r"algorithm\.bipace\.layer=-9: layer must be .* 4 blocks"):
         made.forward_backward_batch(batch_v1(**layout(True, False), **asks(-9)), None, forward_only=True)
     fused = {**layout(True, False), "use_fused_kernels": True}
-    words = (
-        "embedder=actor_hidden has no hidden states: .*use_fused_kernels=False.*embedder=auto, which .*embedder=ngram"
-    )
+    words = "embedder=actor_hidden has no hidden states: .*use_fused_kernels=False.*embedder=auto, .*embedder=ngram"
     with pytest.raises(ValueError, match=words):
         made.forward_backward_batch(batch_v1(**fused, **asks(-2, early_exit=True)), None, forward_only=True)
     data = batch_v1(**layout(True, False), **asks(-2))
@@ -195,17 +193,19 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
     trainer = object.__new__(ray_trainer.RayPPOTrainer)
     trainer.config = run_of(changes, embedder="actor_hidden", layer=-2, epsilon=0.5, action_key_mode="first_n")
     trainer.bipace, trainer.bipace_hidden, trainer.tokenizer = Bipace(trainer.config), {}, None
-    trainer.actor_rollout_wg = type(
-        "Workers", (), {"compute_log_prob": staticmethod(compute_log_prob), "world_size": 1}
-    )()
+    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=compute_log_prob, world_size=1)
     monkeypatch.setattr(driver_v0, "_trainer", trainer)
     monkeypatch.setattr(trainer, "_get_dp_size", lambda *_: 2, raising=False)
-    data = DataProto.from_dict(tensors=padded(), non_tensors={"uid": np.array(list("aabb"), dtype=object)})
-    data.meta_info["temperature"] = 1.0
-    trainer._balance_batch(data, metrics={})
-    moved = list(map(int, data.non_tensor_batch["bipace_row"]))
-    first = min(moved)
-    moved = [number - first for number in moved]
+
+    def balanced():
+        uid = np.array(list("aabb"), dtype=object)
+        batch = DataProto.from_dict(tensors=padded(), non_tensors={"uid": uid}, meta_info={"temperature": 1.0})
+        trainer._balance_batch(batch, metrics={})
+        return batch
+
+    data = balanced()
+    moved = data.non_tensor_batch["bipace_row"].astype(int)
+    moved = (moved - moved.min()).tolist()
     assert sorted(moved) == [0, 1, 2, 3]
     if not bypass:
         data = data.union(trainer._compute_old_log_prob(data)[0])
@@ -234,14 +234,8 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
     assert issubclass(ray_trainer.RayPPOTrainer, driver_v0.Trainer)
 
     # States of a batch that never came to its advantages are not those of the next one, whose forward gives none.
-    stale, fresh = (
-        DataProto.from_dict(tensors=padded(), non_tensors={"uid": np.array(list("aabb"), dtype=object)})
-        for _ in range(2)
-    )
-    for batch in (stale, fresh):
-        batch.meta_info["temperature"] = 1.0
-        batch.batch["token_level_rewards"] = torch.zeros_like(batch.batch["response_mask"], dtype=torch.float32)
-        trainer._balance_batch(batch, metrics={})
+    stale, fresh = balanced(), balanced()
+    fresh.batch["token_level_rewards"] = torch.zeros_like(fresh.batch["response_mask"], dtype=torch.float32)
     trainer.bipace.bypass = False
     trainer._compute_old_log_prob(stale)
     assert trainer.bipace_hidden
@@ -287,12 +281,10 @@ def gather_and_slice(module, rank):
             from transformers.masking_utils import create_causal_mask
 
             full, ids = whole(hidden, 1), whole(position_ids, 1)
-            mask = create_causal_mask(
-                config=module.config, inputs_embeds=full, attention_mask=None, past_key_values=None, position_ids=ids
-            )
-            out = stock(
-                full, attention_mask=mask, position_ids=ids, position_embeddings=decoder.rotary_emb(full, ids), **kw
-            )
+            none = {"attention_mask": None, "past_key_values": None}
+            mask = create_causal_mask(config=module.config, inputs_embeds=full, position_ids=ids, **none)
+            rotary = decoder.rotary_emb(full, ids)
+            out = stock(full, attention_mask=mask, position_ids=ids, position_embeddings=rotary, **kw)
             return out[:, rank * hidden.shape[1] : (rank + 1) * hidden.shape[1]]
 
         block.forward = sliced
@@ -348,12 +340,10 @@ def _cluster(rank, folder, ranks):
         labels = [torch.tensor(row) for part in found for row in part]
         width = max(map(len, masks))
         mask = torch.tensor([row + [0] * (width - len(row)) for row in masks])
-        score = {
-            (g, t): float(torch.randn(1, generator=generator))
-            for g, t in sorted(set(zip(group, trajectory, strict=True)))
-        }
+        pairs = list(zip(group, trajectory, strict=True))
+        score = {pair: float(torch.randn(1, generator=generator)) for pair in sorted(set(pairs))}
         scores = torch.zeros(mask.shape)
-        scores[:, 0] = torch.tensor([score[pair] for pair in zip(group, trajectory, strict=True)])
+        scores[:, 0] = torch.tensor([score[pair] for pair in pairs])
         kept = {
             "mask": mask, "scores": scores, "responses": torch.randint(0, 2, mask.shape, generator=generator),
             "prompts": list, "group": group, "trajectory": trajectory, "place": place, "valid": torch.tensor(valid),
@@ -371,7 +361,7 @@ def _cluster(rank, folder, ranks):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, slow(3)])
 def test_workers_find_the_clusters_of_the_driver(tmp_path, ranks):
     """cluster_on=workers: labels and advantages bit for bit, whichever ranks the rows are on."""
     pytest.importorskip("transfer_queue")

@@ -19,6 +19,7 @@ pytest.importorskip("transfer_queue")
 import tiny_trl as tt
 from bipace_kernels.integrations.verl.estimator import HIDDEN, IDS, LABELS
 from paths import HELPERS
+from verl_stand_ins import advantages_of
 
 pytestmark = pytest.mark.slow
 TIMEOUT = 280  # of a run, which takes about a minute of two idle cores
@@ -98,33 +99,11 @@ def rows_of(folder, step, ranks, answer):
 
 
 def by_hand(rows, model, epsilon):
-    """bk.advantage() of these rows, states by output_hidden_states, a row at a time: the result, and [T] advantages of each."""
     number = rows["bipace_row" if "bipace_row" in rows else "session_id"]
     who = [(str(uid), int(n)) for uid, n in zip(rows["uid"], number, strict=True)]
     # A step's prompt is longer than the last.
     order = sorted(range(len(who)), key=lambda i: (who[i], len(rows["input_ids"][i])))
-    names = ("group", "trajectory", "rewards", "fingerprint", "action_key")
-    records, spans = {name: [] for name in names}, []
-    for place, i in enumerate(order):
-        mask, ids = rows["response_mask"][i].tolist(), rows["input_ids"][i]
-        width = int(rows["attention_mask"][i][-len(mask) :].sum()) if "attention_mask" in rows else len(mask)
-        last = place + 1 == len(order) or who[i] != who[order[place + 1]]
-        starts = [t for t, on in enumerate(mask) if on and (t == 0 or not mask[t - 1])]
-        with torch.no_grad():
-            states = model(ids[None], output_hidden_states=True).hidden_states[tt.LAYER][0]
-        for t in starts:
-            records["group"].append(who[i][0])
-            records["trajectory"].append(str(who[i]))
-            records["rewards"].append(float(rows["rm_scores"][i].sum()) if last and t == starts[-1] else 0.0)
-            records["fingerprint"].append(states[len(ids) - width + t - 1])
-            records["action_key"].append(int(rows["responses"][i][t]))
-            spans.append((i, t, next((u for u in range(t, len(mask)) if not mask[u]), len(mask))))
-    records["fingerprint"] = torch.stack(records["fingerprint"])
-    result = bk.advantage(**records, config=bk.Config.bipace(epsilon))
-    wanted = [torch.zeros(len(row)) for row in rows["response_mask"]]
-    for (i, a, b), value in zip(spans, result.advantage, strict=True):
-        wanted[i][a:b] = value
-    return result, wanted
+    return advantages_of(rows, who, order, model, tt.LAYER, bk.Config.bipace(epsilon))
 
 
 def check(folder, ranks=1, answer=HIDDEN):
@@ -149,9 +128,8 @@ def check(folder, ranks=1, answer=HIDDEN):
 
 WAYS = {
     "a row per rollout": [],
-    "a row per step, epsilon chosen and saved": [
-        "actor_rollout_ref.rollout.agent.default_agent_loop=steps", "+algorithm.bipace.epsilon=auto", "trainer.save_freq=2",
-    ],
+    "a row per step, epsilon chosen and saved": ["actor_rollout_ref.rollout.agent.default_agent_loop=steps",
+                                                 "+algorithm.bipace.epsilon=auto", "trainer.save_freq=2"],
     "two workers that cluster": ["trainer.n_gpus_per_node=2", "+algorithm.bipace.cluster_on=workers"],
     "colocate_async": ["trainer.v1.trainer_mode=colocate_async"],
     "separate_async": [

@@ -19,7 +19,7 @@ import bipace_kernels as bk
 pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 from bipace_kernels.integrations.verl.estimator import HIDDEN, IDS, LABELS, NAME
-from verl_stand_ins import Words, engine, model, run_of
+from verl_stand_ins import Words, advantages_of, engine, model, run_of
 
 pytestmark = pytest.mark.slow
 
@@ -106,9 +106,8 @@ class Workers:
     def _run(self, data, loss, forward_only):
         from verl.utils import tensordict_utils as tu
 
-        tu.assign_non_tensor(
-            data, use_remove_padding=True, use_dynamic_bsz=True, max_token_len_per_gpu=300, use_fused_kernels=False
-        )
+        layout = {"use_remove_padding": True, "use_dynamic_bsz": True, "use_fused_kernels": False}
+        tu.assign_non_tensor(data, max_token_len_per_gpu=300, **layout)
         return self.engine.forward_backward_batch(data, loss, forward_only)["model_output"]
 
     def _log_prob(self, data):
@@ -142,9 +141,8 @@ def trainer(queue, monkeypatch):
         ]  # fmt: skip
         cfg = run_of(changes, **{"layer": -2, "action_key_mode": "first_n", "n_action_tokens": 1, **settings})
         monkeypatch.setattr(get_trainer_cls("sync"), "_build_replay_buffer", lambda self: Sampler(multi_turn))
-        monkeypatch.setattr(
-            "verl.trainer.ppo.v1.trainer_base.RolloutMoELoadBalanceMetricsAccumulator", lambda model_config: None
-        )
+        module = "verl.trainer.ppo.v1.trainer_base"
+        monkeypatch.setattr(f"{module}.RolloutMoELoadBalanceMetricsAccumulator", lambda **_: None)
         made = get_trainer_cls("sync")(cfg)
         actor = FSDPActorConfig(strategy="fsdp", rollout_n=3, ppo_mini_batch_size=4, use_dynamic_bsz=True)
         made.actor_rollout_wg, made.tokenizer = Workers(monkeypatch, actor), Words()
@@ -158,84 +156,54 @@ def trainer(queue, monkeypatch):
     return make
 
 
-def by_hand(tq, batch, module, config, layer=-2):
-    """advantage() of the batch's records, with states by output_hidden_states, one row at a time; [B] rows of tokens."""
+def by_hand(tq, batch, module, config):
+    """The batch's advantages, [B] rows of tokens; those of its records; and the result."""
     names = ["input_ids", "responses", "response_mask", "rm_scores", "advantages"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
     rows = {name: data[name].unbind() for name in names}
+    keys = [key.rsplit("_", 2) for key in batch.keys]
     real = [i for i, key in enumerate(batch.keys) if not key.startswith("pad")]
-    order = sorted(real, key=lambda i: (batch.keys[i].rsplit("_", 2)[0], *map(int, batch.keys[i].rsplit("_", 2)[1:])))
-    records = {name: [] for name in ("group", "trajectory", "rewards", "fingerprint", "action_key")}
-    tokens = []  # row, columns of each record
-    for place, i in enumerate(order):
-        uid, session, _ = batch.keys[i].rsplit("_", 2)
-        mask = rows["response_mask"][i].tolist()
-        starts = [t for t, on in enumerate(mask) if on and (t == 0 or not mask[t - 1])]
-        with torch.no_grad():
-            states = module(rows["input_ids"][i][None], output_hidden_states=True).hidden_states[layer][0]
-        last_row = place + 1 == len(order) or batch.keys[order[place + 1]].rsplit("_", 1)[0] != f"{uid}_{session}"
-        for t in starts:
-            stop = next((s for s in range(t, len(mask)) if not mask[s]), len(mask))
-            records["group"].append(uid)
-            records["trajectory"].append(f"{uid}_{session}")
-            records["rewards"].append(float(rows["rm_scores"][i].sum()) if last_row and t == starts[-1] else 0.0)
-            records["fingerprint"].append(states[len(states) - len(mask) + t - 1])
-            records["action_key"].append(int(rows["responses"][i][t]))
-            tokens.append((i, t, stop))
-    records["fingerprint"] = torch.stack(records["fingerprint"])
-    result = bk.advantage(**records, config=config)
-    wanted = [torch.zeros(len(row)) for row in rows["response_mask"]]
-    for (i, a, b), value in zip(tokens, result.advantage, strict=True):
-        wanted[i][a:b] = value
+    order = sorted(real, key=lambda i: (keys[i][0], *map(int, keys[i][1:])))
+    result, wanted = advantages_of(rows, [tuple(key[:2]) for key in keys], order, module, -2, config)
     return rows["advantages"], wanted, result
 
 
-@pytest.mark.parametrize("cluster_on", ["driver", "workers"])
-@pytest.mark.parametrize("multi_turn", [True, False])
-def test_two_updates_on_the_advantages_of_the_records(queue, trainer, multi_turn, cluster_on):
-    run = trainer(multi_turn, epsilon=0.6, cluster_on=cluster_on)
-    module = run.actor_rollout_wg.engine.module
-    for step in (1, 2):
-        run.global_steps = step
-        before = model()
-        before.load_state_dict(module.state_dict())
-        metrics, timing = {}, {"step": 1.0}
-        batch = run._step_once(metrics, timing, 2)
-        assert len(batch) == 12 and sum(key.startswith("pad") for key in batch.keys) == (6 if multi_turn else 0)
-        got, wanted, result = by_hand(queue, batch, before, bk.Config.bipace(0.6))
-        for mine, theirs in zip(got, wanted, strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
-        assert any(row.any() for row in got)
-        assert metrics["bipace/embedder/actor_hidden"] == 1.0 and metrics["bipace/epsilon"] == 0.6
-        for name, value in result.metrics().items():
-            assert metrics[name] == pytest.approx(value, abs=1e-6), name
-        log_prob, reference, update = run.actor_rollout_wg.seen
-        assert NAME in log_prob and (IDS in log_prob) == (cluster_on == "workers")
-        for other in (reference, update):  # neither tapped nor sent the states
-            assert not other & {NAME, HIDDEN, LABELS, IDS}
-        assert not torch.equal(before.lm_head.weight, module.lm_head.weight)  # it learned something
-        run._compute_metrics(batch, metrics, timing, global_steps=step, epoch=0)
-        assert metrics["critic/advantages/max"] == pytest.approx(max(float(row.max()) for row in wanted), abs=1e-6)
-        fields = queue.kv_batch_get(keys=batch.keys, partition_id="train").keys()
-        assert (HIDDEN in fields, LABELS in fields) == (cluster_on == "driver", cluster_on == "workers")
-        run.actor_rollout_wg.seen.clear()
-        queue.kv_clear(keys=batch.keys, partition_id="train")
+def agree(queue, batch, before, config, atol=1e-6):
+    """The batch has the advantages of its records; these, and their result."""
+    got, wanted, result = by_hand(queue, batch, before, config)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=atol, rtol=0)
+    assert any(row.any() for row in got)
+    return wanted, result
 
 
-@pytest.mark.parametrize("multi_turn", [True, False])
-def test_gae_on_the_advantages_of_the_records(queue, trainer, multi_turn):
-    run = trainer(multi_turn, method="gae")
+def of_now(run):
+    """A copy of the policy."""
     before = model()
     before.load_state_dict(run.actor_rollout_wg.engine.module.state_dict())
-    metrics = {}
-    batch = run._step_once(metrics, {"step": 1.0}, 2)
-    got, wanted, result = by_hand(queue, batch, before, bk.Config.gae())
-    for mine, theirs in zip(got, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=0)
-    assert metrics["bipace/embedder/actor_hidden"] == 1.0 and "bipace/epsilon" not in metrics
-    assert metrics["bipace/value_explained_share"] == pytest.approx(
-        result.metrics()["bipace/value_explained_share"], abs=1e-5
-    )
+    return before
+
+
+@pytest.mark.parametrize("multi_turn", [True, False])
+@pytest.mark.parametrize("method", ["bipace", "gae"])
+def test_an_update_on_the_advantages_of_the_records(queue, trainer, method, multi_turn):
+    """test_verl_runs.py has two updates of whole runs, and clusters on the workers."""
+    run = trainer(multi_turn, method=method, **({"epsilon": 0.6} if method == "bipace" else {}))
+    before, metrics, timing = of_now(run), {}, {"step": 1.0}
+    batch = run._step_once(metrics, timing, 2)
+    assert len(batch) == 12 and sum(key.startswith("pad") for key in batch.keys) == (6 if multi_turn else 0)
+    config = bk.Config.bipace(0.6) if method == "bipace" else bk.Config.gae()
+    wanted, result = agree(queue, batch, before, config, atol=2e-6)
+    assert metrics["bipace/embedder/actor_hidden"] == 1.0 and ("bipace/epsilon" in metrics) == (method == "bipace")
+    for name, value in result.metrics().items():
+        assert metrics[name] == pytest.approx(value, abs=1e-5), name
+    log_prob, *others = run.actor_rollout_wg.seen
+    assert (
+        NAME in log_prob and len(others) == 2
+    )  # of the reference and of the update, neither tapped nor sent the states
+    assert not any(other & {NAME, HIDDEN, LABELS, IDS} for other in others)
+    run._compute_metrics(batch, metrics, timing, global_steps=1, epoch=0)
+    assert metrics["critic/advantages/max"] == pytest.approx(max(float(row.max()) for row in wanted), abs=1e-6)
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
@@ -243,12 +211,9 @@ def test_bypass_mode_runs_a_forward_that_ends_early(queue, trainer):
     bypass = [("algorithm.rollout_correction.bypass_mode", True)]
     run = trainer(changes=bypass, embedder="actor_hidden", epsilon=0.6)
     run.use_reference_policy = False
-    before = model()
-    before.load_state_dict(run.actor_rollout_wg.engine.module.state_dict())
+    before = of_now(run)
     batch = run._step_once({}, {}, 2)
-    got, wanted, _ = by_hand(queue, batch, before, bk.Config.bipace(0.6))
-    for mine, theirs in zip(got, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    agree(queue, batch, before, bk.Config.bipace(0.6))
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 

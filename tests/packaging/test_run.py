@@ -1,4 +1,4 @@
-"""The runner of the checks: what it makes of logs and exit statuses, and its last line."""
+"""The runner of the checks: what it makes of logs and exit statuses."""
 
 import importlib.util
 import sys
@@ -33,27 +33,3 @@ def test_outcomes_are_read(part, status, log, counts):
     found, notes = run.judge(part, status, log.splitlines())
     assert tuple(found[word] for word in ("passed", "failed", "skipped")) == counts
     assert bool(notes) == bool(counts[1])
-
-
-def test_parts_run_side_by_side_and_one_line_counts_them(monkeypatch, capsys, tmp_path):
-    def own(code):
-        return lambda self, python, workers, more: [sys.executable, "-c", code]
-
-    class Good(run.Part):
-        command = own("print('2 passed, 1 skipped in 0.1s')")
-
-    class Bad(run.Part):
-        command = own("import sys; print('what went wrong'); sys.exit(3)")
-
-    monkeypatch.setitem(run.SUITES, "test", [[Good("good", pytest=("x",)), Bad("bad", make="x")], [Good("later")]])
-    (tmp_path / "out").mkdir()
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    assert run.main(["test"]) == 1
-    shown = capsys.readouterr().out
-    assert "good | 2 passed" in shown and "bad | what went wrong" in shown
-    assert "bad: ended with status 3" in shown and "not run: later" in shown
-    assert shown.splitlines()[-1] == "2 passed, 1 failed, 1 skipped"
-    assert (tmp_path / "out/checks/bad.log").read_text() == "what went wrong\n"
-    monkeypatch.setitem(run.SUITES, "ci", [[Bad("bad", make="x")]])
-    assert run.main(["ci"]) == 1
-    assert "---- bad: the end of out/checks/bad.log\nwhat went wrong" in capsys.readouterr().out
