@@ -28,11 +28,6 @@ def batch(n: int = 120, groups: int = 4, actions: int = 6) -> dict[str, np.ndarr
     }  # fmt: skip
 
 
-def same_partition(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two rows of keys call the same pairs equal."""
-    return bool(((a[:, None] == a) == (b[:, None] == b)).all())
-
-
 def moves(*degrees: float) -> torch.Tensor:
     """[N, 2] unit vectors at these angles."""
     angle = torch.tensor(degrees, dtype=torch.float64).deg2rad()
@@ -90,14 +85,6 @@ def test_keys_are_the_clusters_of_the_same_vectors(backend, epsilon):
     ids = {"trajectory": x["trajectory"], "step": np.arange(120)[::-1].copy()}
     keys = bk.action_clusters(vectors, x["group"], epsilon, **ids, backend=backend)
     assert torch.equal(keys, bk.cluster(vectors, x["group"], epsilon, **ids, backend=backend))
-
-
-def test_within_the_states_of_another_partition(backend):
-    """Labels of clusters as the group: keys of different states always differ, those of one state go by its rows."""
-    x = batch()
-    states = bk.cluster(np.eye(3, dtype=np.float32)[x["observation"]], x["group"], 0.1, backend=backend)
-    keys = bk.action_clusters(np.eye(6, dtype=np.float32)[x["action"]], states, 0.1, backend=backend)
-    assert same_partition(keys, states * 6 + torch.from_numpy(x["action"]))
 
 
 # ---- vectors whose length or origin means something

@@ -42,13 +42,6 @@ def test_table_joins_to_what_decode_gives(tokenizer: Tokenizer) -> None:
         assert got == want or got == " " + want, text
 
 
-def test_byte_level_table_gives_back_any_text() -> None:
-    tokenizer = trained_tokenizers.byte_level()
-    table = bk.token_bytes(tokenizer)
-    for text in TEXTS:
-        assert table_bytes(table, tokenizer.encode(text).ids) == text.encode(), text
-
-
 def test_random_ids_join_to_what_decode_gives(tokenizer: Tokenizer) -> None:
     table = bk.token_bytes(tokenizer)
     rng = random.Random(5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -40,18 +39,6 @@ def test_backends_say_why_not():
     assert str(status["cpu"]).startswith("cpu: available; runs returns, episode, clusters")
     assert status["cuda"].stages == ("clusters", "values", "action_keys")
     assert str(status).splitlines() == [str(each) for each in status.values()]
-
-
-def test_one_table_says_who_runs_a_stage():
-    """CUDA has kernels where they pay; Triton serves the rest of the same call, and texts stay on the host."""
-    for stage in dispatch.STAGES:
-        own = importlib.util.find_spec(f"bipace_kernels.backends.cuda.{stage}") is not None
-        host = stage in dispatch.HOST
-        assert dispatch.package_of("cuda", stage) == ("cpu" if host else "cuda" if own else "triton")
-        assert dispatch.package_of("triton", stage) == ("cpu" if host else "triton")
-        assert dispatch.package_of("cpu", stage) == ("reference" if stage == "combine" else "cpu")
-    with pytest.raises(AttributeError, match="backend 'cpu' has no stage 'metrics'; stages are returns"):
-        dispatch.choose("cpu").metrics  # noqa: B018
 
 
 def test_mypy_sees_every_module_of_the_table():

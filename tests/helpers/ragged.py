@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from batches import spread_out
 from sized import Sized
 
 import bipace_kernels as bk
@@ -117,11 +118,9 @@ def assert_close(got: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(got.cpu(), wanted.cpu(), rtol=2e-6, atol=2e-5)
 
 
-def states(seed: int = 0, n: int = 24, dim: int = 8) -> tuple[np.ndarray, np.ndarray]:
-    """[n, dim] float32 rows, six to a state, and two groups; few of them, as the interpreter is slow."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n // 6, dim)).repeat(6, axis=0) + 0.35 * rng.normal(size=(n, dim)) + 1.0
-    return x.astype(np.float32), np.arange(n) // (n // 2)
+def states() -> tuple[np.ndarray, np.ndarray]:
+    """[24, 8] float32 rows, six to a state, and two groups; few of them, as the interpreter is slow."""
+    return spread_out(n=24, dim=8)[0], np.arange(24) // 12
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
     VERL_USE_EXTERNAL_MODULES=verl_on_cpu VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda VERL_ENGINE_VENDOR=nvidia
 
-A platform; a rollout engine ("hf": one server, which samples from a Hugging Face model that gets verl's weights); agent loops of
-several turns, in one row or in a row per step; and the rows that reach the update, written to a folder.  All go by
-verl's own registries.  The folder is $VERL_ON_CPU_FOLDER.
+A platform; a rollout engine ("hf": one server, which samples from a Hugging Face model that gets verl's weights);
+agent loops of several turns, in one row or in a row per step; and the rows that reach the update, written to a folder,
+$VERL_ON_CPU_FOLDER.  All go by verl's own registries.
 """
 
 import asyncio
@@ -216,7 +216,7 @@ class FileCheckpointEngine(CheckpointEngine):
 
 @register("turns")
 class Turns(AgentLoopBase):
-    """One to three turns of three tokens in one row, an answer of two between them; `several`: each in a row of its own."""
+    """One to three turns of three tokens in one row, an answer of two between them; `several`: each in its own row."""
 
     several = False
 
@@ -269,7 +269,7 @@ def infer_batch(self, data):
 
 @functools.wraps(_train_mini_batch)
 def train_mini_batch(self, data):
-    """Workers write the rows that they update on, as they get them, and what the previous forward gave in addition to log-probs."""
+    """Workers write the rows that they update on, as they get them, and what else than log-probs the forward gave."""
     count = self.__dict__.setdefault("updates", itertools.count(1))
     rows = {name: data[name] for name in KEPT if name in data}  # a TensorDict's
     rows = {k: [x.clone() for x in v.unbind()] if isinstance(v, torch.Tensor) else list(v) for k, v in rows.items()}

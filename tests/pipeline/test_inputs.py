@@ -372,10 +372,8 @@ def test_a_likely_mistake_gets_its_cure(arguments, cure):
         bk.advantage([0, 0, 0, 0], [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], **arguments)
 
 
-def test_a_result_says_what_it_is():
+def test_a_result_is_no_tensor():
     result = bk.advantage([0, 0], [0, 1], [1.0, 0.0], config=bk.Config.grpo())
-    assert repr(result).startswith("AdvantageResult of 2 rows on cpu\n  fields: advantage,")
-    assert len(repr(result).splitlines()) <= 5
     with pytest.raises(TypeError, match="pass its field `advantage`"):
         bk.to_tokens(result, torch.ones(2, 3))
 
