@@ -4,7 +4,7 @@
 // every thread; one fused multiply-add on the winner.  The next step depends on it, as the next record's decision
 // depends on the centroid that the last one joined.  No Gram matrix, no rows, no memory traffic: a floor under any scan.
 //
-// Compiles with NVRTC and with nvcc alike, needs no header.  Values lie at [p * THREADS + thread], so that each thread
+// Values lie at [p * THREADS + thread], so that each thread
 // reads and writes places of its own and one barrier a step is enough.
 
 namespace {
@@ -84,8 +84,7 @@ __device__ __forceinline__ void chain(float* values,       // [k], read at the s
   }
 FOR_EACH_VARIANT(DEFINE)
 
-#ifndef __CUDACC_RTC__
-// For the build by nvcc: 0, or the CUDA error; 1 (invalid value) where there is no such variant.
+// 0, or the CUDA error; 1 (invalid value) where there is no such variant.
 #define LAUNCH(THREADS, PER) \
   if (threads == THREADS && per == PER) { \
     chain_##THREADS##x##PER<<<1, THREADS, 0, static_cast<cudaStream_t>(stream)>>>(values, checksum, k, steps, a, b); \
@@ -96,4 +95,3 @@ extern "C" int chain_launch(int threads, int per, float* values, unsigned* check
   FOR_EACH_VARIANT(LAUNCH)
   return 1;
 }
-#endif

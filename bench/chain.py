@@ -11,7 +11,6 @@ import functools
 import hashlib
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -22,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from .cuda_resources import nvcc
 
 SOURCE = Path(__file__).resolve().with_name("chain.cu")
 SIZES = (16, 128, 512, 2048)
@@ -129,9 +130,6 @@ def launcher() -> Launcher:
 
 def build_by_nvcc(capability: tuple[int, int]) -> Path:
     """The shared library for one architecture, in a folder of this user's temporary files, built once per source."""
-    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    if not Path(nvcc).exists():
-        raise FileNotFoundError("nvcc is neither on the PATH nor in /usr/local/cuda/bin")
     arch = f"{capability[0]}{capability[1]}"
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"bipace-chain-{os.getuid()}"
@@ -139,7 +137,7 @@ def build_by_nvcc(capability: tuple[int, int]) -> Path:
     target = folder / f"chain-{digest}-{arch}.so"
     if not target.exists():
         fresh = target.with_suffix(f".{os.getpid()}.tmp")
-        argv = [nvcc, "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC",
+        argv = [nvcc(), "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC",
                 f"-gencode=arch=compute_{arch},code=sm_{arch}", "-o", str(fresh), str(SOURCE)]  # fmt: skip
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -19,7 +19,7 @@ from bipace_kernels.diagnostics.value_r2 import value_r2
 from bipace_kernels.support import optional, png
 
 from .measure import threads
-from .report import SAMPLE, about, page, parser, publish, table
+from .report import SAMPLE, about, figure, page, parser, publish, table
 
 Floats = NDArray[np.float64]
 
@@ -104,13 +104,11 @@ class Line:
 
 
 def _between(knots: Sequence[tuple[float, float]], at: float) -> float:
-    x, y = zip(*knots, strict=True)
-    return float(np.interp(at, x, y))
+    return float(np.interp(at, *zip(*knots, strict=True)))
 
 
 def _unit(x: Floats) -> Floats:
-    unit: Floats = x / np.linalg.norm(x, axis=-1, keepdims=True)
-    return unit
+    return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
 def synthetic(settings: Simulation) -> Iterator[Batch]:
@@ -212,20 +210,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    options = parser(
-        "drift", "An ε that follows the policy against a fixed one.", writes="drift.json, drift.md and drift.png"
-    )
-    number: dict[str, Any] = {"type": int, "metavar": "N"}
-    options.add_argument("--steps", default=Simulation.steps, help="training steps (%(default)s)", **number)
-    options.add_argument("--threads", default=2, help="(%(default)s); figures are the same at any", **number)
+    title = "An ε that follows the policy, against a fixed one"
+    options = parser("drift", f"{title}.", writes="drift.json, drift.md and drift.png")
+    options.add_argument("--steps", type=int, default=Simulation.steps, metavar="N", help="(%(default)s)")
     options.add_argument(
-        "--rollouts", type=Path, default=SAMPLE, metavar="FILE", help="for the recorded drift (%(default)s)"
+        "--threads", type=int, default=2, metavar="N", help="(%(default)s); figures are the same at any"
     )
+    options.add_argument("--rollouts", type=Path, default=SAMPLE, metavar="FILE", help="for the recorded drift")
     arguments = options.parse_args(argv)
     if not arguments.rollouts.is_file():
-        options.error(
-            f"--rollouts: there is no {arguments.rollouts}; pass a file of rollouts as `bipace report` reads it"
-        )
+        options.error(f"--rollouts: there is no {arguments.rollouts}; pass a file that `bipace report` reads")
     settings = Simulation(steps=arguments.steps)
     drifts: dict[str, Any] = {}
     with threads(arguments.threads) as on:
@@ -243,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for policy, line in lines.items()
     ]
     text = page(
-        "An ε that follows the policy, against a fixed one",
+        title,
         f"{settings.steps} training steps, seed {settings.seed}. Simulation and every step: drift.json. {about(on)}",
         ABOUT, table(_COLUMNS, rows), "![ε and median cluster size over the training steps](drift.png)",
     )  # fmt: skip
@@ -255,13 +249,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def draw(path: Path, found: dict[str, dict[str, Line]]) -> None:
     """ε and median size over the training steps, a column per drift."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    figure = Figure(figsize=(9, 5.2), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, len(found), sharex="col", sharey="row", squeeze=False)
+    made = figure(width=9, height=5.2, dpi=130)
+    axes = made.subplots(2, len(found), sharex="col", sharey="row", squeeze=False)
     for column, (name, lines) in enumerate(found.items()):
         epsilon, median = axes[:, column]
         for policy, style in _STYLES.items():
@@ -279,8 +270,8 @@ def draw(path: Path, found: dict[str, dict[str, Line]]) -> None:
     axes[0, 0].set_ylim(0, None)
     axes[0, 0].set_ylabel("ε")
     axes[1, 0].set_ylabel("median cluster size (records)")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(
+    made.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    made.suptitle(
         "An ε that follows the policy against a fixed one; grey: sizes 4 to 8", x=0.01, ha="left", fontsize=12
     )
-    png.save(figure, path)
+    png.save(made, path)

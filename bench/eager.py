@@ -26,39 +26,28 @@ import bipace_kernels as bk
 from bipace_kernels.backends import cuda_loader, dispatch, triton_loader
 from bipace_kernels.backends.cuda import _launch
 
-ARCH = 90
+from .resources import StandIn
+
 SHARED = 227 << 10  # bytes of a block
 BACKENDS = ("cuda", "triton")
 CALLS = 5  # of a round: few, so that some rounds are not interrupted
 
 
-class Driver:
+class Driver(StandIn):
     """As much of Triton's driver as a launch asks for; nothing runs."""
 
+    launches = 0
     utils = SimpleNamespace(
         load_binary=lambda name, kernel, shared, device: (object(), 0, 0, 0, 1024),
         get_device_properties=lambda device: {"max_shared_mem": SHARED},
         unload_module=lambda module: None,
     )
 
-    def __init__(self) -> None:
-        self.target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", ARCH, 32)
-        self.launches = 0
-
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         return self._launch
 
     def _launch(self, *arguments: Any) -> None:
         self.launches += 1
-
-    def get_current_device(self) -> str:
-        return "stand-in"  # compiled kernels are kept per device
-
-    def get_current_stream(self, device: object) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        return self.target
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")

@@ -11,7 +11,7 @@ import gc
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from . import workloads as w
 from .gpu_cases import BACKENDS, SWEEP, Batch, absent, dry_cuda, expected
 from .gpu_measure import Clock, DryClock, gpu
 from .gpu_report import CLUSTERING, COMMUNITIES, LOOP, WHOLE, by
-from .gpu_rows import EAGER, REPLAY, WALL, Bench, Part
+from .gpu_rows import EAGER, WALL, Bench, Part
 from .measure import all_cores, now, threads
 from .stages import NUMPY, NUMPY_POOL, OURS
 
@@ -152,48 +152,23 @@ def ceilings(bench: Bench, dry: bool) -> None:
     del bench, dry
 
 
-def first_chain(bench: Bench, dry: bool, backend: str) -> None:
-    """The promised whole chain at 16 × 400, or without keys where there is no tokenizer to make responses with."""
-    x, at = _first(SHORT, dry)
-    gpu_checks.phase("preparing")
-    try:
-        name, call, need, check = WHOLE, x.whole, x.whole_need, x.check_whole
-    except ImportError:
-        name, call, need, check = "BiPACE with given keys", x.with_keys, x.advantage_need, x.check_advantage
-    gpu_checks.phase("running")
-    bench.row(at, by(backend, name), partial(call, backend), need=need, check=check)
-
-
-def first_clustering(bench: Bench, dry: bool, backend: str) -> None:
-    x, at = _first(SHORT, dry)
-    bench.row(at, by(backend, CLUSTERING), partial(gpu_stages.clusters, x, backend), need=x.cluster_need,
-              check=x.check_labels)  # fmt: skip
-
-
-def first_decisions(bench: Bench, dry: bool, backend: str, records: int) -> None:
-    """Only the scan, over one group."""
-    one_group = dataclasses.replace(w.ONE_GROUP, name=f"1x{records}", steps=records // w.ONE_GROUP.rollouts, states=20)
-    x, at = _first(one_group if records > 400 else dataclasses.replace(SHORT, name="1x400", groups=1), dry)
-    name, call, need, check = gpu_stages.decisions(x, backend)
-    row = bench.row(at, by(backend, name), call, need=need, check=check)
-    if row.median_ms:
-        bench.note(f"{row.median_ms * 1e6 / x.shape.records:.0f} ns a record")
-
-
-def first_gae(bench: Bench, dry: bool, backend: str) -> None:
-    """Config.gae() at 16 × 400: replayed, which a call that synchronizes cannot be, and eager."""
-    x, at = _first(SHORT, dry)
-    for how, rounds in ((REPLAY, 100), (EAGER, 30)):
-        bench.row(
-            at, by(backend, "Config.gae()"), partial(x.with_gae, backend), how=how, rounds=rounds, check=x.check_gae
-        )
-
-
-def _first(shape: w.Shape, dry: bool) -> tuple[Batch, str]:
+def one_case(
+    bench: Bench, dry: bool, *, shape: w.Shape, case: Callable[[Batch, str], gpu_stages.Case], backend: str
+) -> None:
+    """One figure of one backend, replayed and eager: a call that synchronizes cannot be replayed."""
     gpu_checks.phase("preparing")
     x = _make(_shapes(shape, dry=dry)[0], dry)
+    name, call, need, check = made = case(x, backend)
     gpu_checks.phase("running")
-    return x, _title(x.shape)
+    _rows(bench, x, backend, [made])
+    bench.row(_title(x.shape), by(backend, name), call, how=EAGER, need=need, check=check, rounds=30)
+
+
+def _rows(bench: Bench, x: Batch, backend: str, cases: Iterable[gpu_stages.Case]) -> None:
+    for name, call, need, check in cases:
+        row = bench.row(_title(x.shape), by(backend, name), call, need=need, check=check)
+        if name == gpu_report.DECISIONS and row.median_ms:
+            bench.note(f"{row.median_ms * 1e6 / need.steps:.0f} ns a record")
 
 
 def first(run: gpu_checks.Run) -> bool:
@@ -216,21 +191,17 @@ def _batch(bench: Bench, shape: w.Shape, dry: bool, *, compared: bool) -> None:
     x = _make(shape, dry)
     at = _title(shape)
     for backend in _backends(bench, at):
-        whole, made = partial(x.whole, backend), partial(x.whole_with_layout_made, backend)
-        bench.row(at, by(backend, CLUSTERING), partial(gpu_stages.clusters, x, backend), need=x.cluster_need,
-                  check=x.check_labels)  # fmt: skip
-        bench.row(at, by(backend, "BiPACE with given keys"), partial(x.with_keys, backend), need=x.advantage_need,
-                  check=x.check_advantage)  # fmt: skip
+        _rows(bench, x, backend, [gpu_stages.clustering(x, backend), gpu_stages.with_keys(x, backend)])
         try:
-            need = x.whole_need
+            name, whole, need, check = gpu_stages.whole(x, backend)
         except ImportError as error:
             bench.absent(at, by(backend, WHOLE), f"the responses need tokenizers and transformers: {error}")
             continue
-        bench.row(at, by(backend, WHOLE), whole, need=need, check=x.check_whole)
-        bench.row(at, by(backend, WHOLE), whole, how=EAGER, need=need, rounds=30, note="layout made before")
-        bench.row(
-            at, by(backend, f"{WHOLE}, and the layout"), made, how=EAGER, need=need, rounds=10, note="ids on the host"
-        )
+        made = partial(x.whole_with_layout_made, backend)
+        bench.row(at, by(backend, name), whole, need=need, check=check)
+        for what, call, rounds, note in ((name, whole, 30, "layout made before"),
+                                         (f"{name}, and the layout", made, 10, "ids on the host")):  # fmt: skip
+            bench.row(at, by(backend, what), call, how=EAGER, need=need, rounds=rounds, note=note)
     if compared:
         _others(bench, x, at)
     else:
@@ -283,8 +254,7 @@ def sweep(bench: Bench, dry: bool) -> None:
     epsilons = SWEEP[::8] if dry else SWEEP
     need = dataclasses.replace(x.cluster_need, bytes=x.cluster_need.bytes + 8 * shape.records * (len(epsilons) - 1))
     for backend in _backends(bench, at):
-        bench.row(at, by(backend, CLUSTERING), partial(gpu_stages.clusters, x, backend), need=x.cluster_need,
-                  check=x.check_labels)  # fmt: skip
+        _rows(bench, x, backend, [gpu_stages.clustering(x, backend)])
         bench.row(at, by(backend, gpu_report.SWEEP), partial(gpu_stages.sweep, x, epsilons, backend), need=need,
                   check=lambda found: gpu_stages.check_sweep(x, found, epsilons))  # fmt: skip
         call = partial(bk.cluster, x.fingerprint, None, epsilons, layout=x.layout, backend=backend)
@@ -296,22 +266,18 @@ def stages(bench: Bench, dry: bool) -> None:
     for shape in (SHORT, LARGE):
         x = _make(_shapes(shape, dry=dry)[0], dry)
         for backend in _backends(bench, _title(x.shape)):
-            for name, call, need, check in gpu_stages.stages(x, backend):
-                bench.row(_title(x.shape), by(backend, name), call, need=need, check=check)
+            _rows(bench, x, backend, gpu_stages.stages(x, backend))
     for k in chain.SIZES:
         x = _make(dataclasses.replace(w.TINY, groups=1) if dry else dataclasses.replace(w.ONE_GROUP, states=k), dry)
         for backend in _backends(bench, _title(x.shape)):
-            name, call, need, check = gpu_stages.decisions(x, backend)
-            bench.row(_title(x.shape), by(backend, name), call, need=need, check=check)
+            _rows(bench, x, backend, [gpu_stages.decisions(x, backend)])
 
 
 def others(bench: Bench, dry: bool) -> None:
     """Presets without fingerprints, ε = 0, n-gram fingerprints."""
-    shape = _shapes(SHORT, dry=dry)[0]
-    x = _make(shape, dry)
-    for backend in _backends(bench, _title(shape)):
-        for name, call, need, check in gpu_stages.presets(x, backend):
-            bench.row(_title(shape), by(backend, name), call, need=need, check=check)
+    x = _make(_shapes(SHORT, dry=dry)[0], dry)
+    for backend in _backends(bench, _title(x.shape)):
+        _rows(bench, x, backend, gpu_stages.presets(x, backend))
 
 
 def hidden(bench: Bench, dry: bool) -> None:
@@ -328,11 +294,15 @@ def _of_both(name: str, call: Callable[..., Any]) -> dict[str, Callable[..., Any
 
 
 FIRST: dict[str, Callable[[Bench, bool], None]] = {
-    **_of_both("first-clustering", first_clustering),
-    **_of_both("first-decisions-400", partial(first_decisions, records=400)),
-    **_of_both("first-decisions-2048", partial(first_decisions, records=2048)),
-    **_of_both("first-gae", first_gae),
-    **_of_both("first-chain", first_chain),
+    part: call
+    for name, shape, case in (
+        ("clustering", SHORT, gpu_stages.clustering),
+        ("decisions-400", dataclasses.replace(SHORT, name="1x400", groups=1), gpu_stages.decisions),
+        ("decisions-2048", dataclasses.replace(w.ONE_GROUP, states=LARGE.states), gpu_stages.decisions),
+        ("gae", SHORT, gpu_stages.gae),
+        ("chain", SHORT, gpu_stages.whole_or_with_keys),
+    )
+    for part, call in _of_both(f"first-{name}", partial(one_case, shape=shape, case=case)).items()
 }
 PARTS: dict[str, Callable[[Bench, bool], None]] = {
     "ceilings": ceilings,

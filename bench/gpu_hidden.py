@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-import bipace_kernels as bk
-
 from . import hidden as h
 from .gpu_report import TAP
 from .gpu_rows import EAGER, Bench
@@ -61,12 +59,7 @@ def _tap(bench: Bench, at: str, model: Any, shape: h.Shape, device: torch.device
     ids = torch.randint(1, shape.vocabulary, (shape.rows, shape.prompt + shape.response), device=device)
     log_probs = h.log_prob_forward(model, shape, ids)
     want = h.picked(model, ids[:, : shape.prompt], torch.ones_like(ids[:, : shape.prompt]))
-
-    def tapped() -> Tensor:
-        with bk.hidden.tap(model, layer=h.LAYER, positions=shape.prompt - 1) as kept:
-            log_probs()
-        return kept.rows()
-
+    tapped = h.tapped(model, shape, log_probs)
     at = f"{at}, {shape.rows} × {ids.shape[1]:,} tokens"
     need = Work(flop=2 * ids.numel() * shape.parameters())
     effort: dict[str, Any] = {"how": EAGER, "need": need, "rounds": 15, "seconds": 60.0}
@@ -86,12 +79,7 @@ def _tap(bench: Bench, at: str, model: Any, shape: h.Shape, device: torch.device
 
 
 def _early_exit(bench: Bench, at: str, model: Any, shape: h.Shape, ids: Tensor, mask: Tensor, note: str) -> None:
-    def ours() -> Tensor:
-        return bk.hidden.extract(model, ids, mask, layer=h.LAYER, progress=False)
-
-    def theirs() -> Tensor:
-        return h.picked(model, ids, mask)
-
+    ours, theirs = h.sides(model, ids, mask)
     want = theirs()
     effort: dict[str, Any] = {"how": EAGER, "rounds": 15, "seconds": 60.0}
     need = Work(flop=2 * ids.numel() * shape.parameters())

@@ -92,7 +92,6 @@ class GpuCeilings:
 class Clock:
     """Times calls on the current CUDA device."""
 
-    captures = True
     sm_mhz = staticmethod(sm_mhz)
 
     def __init__(self) -> None:
@@ -132,9 +131,9 @@ class Clock:
             spent += took
         return timing, result
 
-    def ceilings(self, *, quick: bool = False) -> GpuCeilings:
+    def ceilings(self) -> GpuCeilings:
         """Copies a block far larger than the L2 cache and multiplies two large matrices of random values."""
-        size, side = (64 << 20, 1024) if quick else (4 << 30, 8192)
+        size, side = 4 << 30, 8192
         source = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
         target = torch.empty_like(source)
         copy = min(self._between_events(lambda: target.copy_(source), 10).samples)
@@ -149,22 +148,17 @@ class Clock:
 class DryClock:
     """A dry run without a GPU: calls once or twice, captures nothing. Its times mean nothing."""
 
-    captures = False
-
     def sm_mhz(self) -> int | None:
         return None
 
-    def replay(self, call: Callable[[], Any], *, rounds: int, seconds: float) -> tuple[Timing, Any]:
-        return self.wall(call, rounds=rounds, seconds=seconds)
-
-    def wall(self, call: Callable[[], Any], *, rounds: int, seconds: float, warm_up: bool = True) -> tuple[Timing, Any]:
-        del rounds, seconds, warm_up
+    def replay(self, call: Callable[[], Any], **_: Any) -> tuple[Timing, Any]:
         began = time.perf_counter()
         result = call()
         return Timing([(time.perf_counter() - began) * 1e3]), result
 
-    def ceilings(self, *, quick: bool = False) -> GpuCeilings:
-        del quick
+    wall = replay
+
+    def ceilings(self) -> GpuCeilings:
         return GpuCeilings(copy_gb_s=1.0, gemm_tflop_s=1.0, empty_us=1.0, copy_bytes=1, gemm_size=1)
 
 

@@ -139,9 +139,9 @@ def steps(parts: Sequence[Part], backend: str) -> list[tuple[int, float]]:
     """(K, nanoseconds of a decision) of a backend's scan over one group, by K: its time over the group's records."""
     by_clusters = {}
     for row in (r for p in parts for r in p["rows"]):
-        size = re.fullmatch(r"1x(\d+), K = ([\d,]+)", row["workload"])
+        size = re.fullmatch(r"1x2048, K = ([\d,]+)", row["workload"])
         if size and row["name"] == by(backend, DECISIONS) and row["median_ms"] is not None:
-            by_clusters[int(size[2].replace(",", ""))] = row["median_ms"] * 1e6 / int(size[1])
+            by_clusters[int(size[1].replace(",", ""))] = row["median_ms"] * 1e6 / 2048
     return sorted(by_clusters.items())
 
 

@@ -16,7 +16,7 @@ from bipace_kernels.backends.schema import Terms
 
 from . import workloads as w
 from .gpu_cases import Batch
-from .gpu_report import BY_WARPS, DECISIONS, GRAM, KEYS, STAGE
+from .gpu_report import BY_WARPS, CLUSTERING, DECISIONS, GRAM, KEYS, STAGE, WHOLE
 from .measure import all_cores
 from .roofline import Work
 from .stages import canonical, number_agreement, partition_agreement
@@ -40,6 +40,30 @@ def clusters(x: Batch, backend: str, epsilon: float = w.EPSILON) -> torch.Tensor
 def sweep(x: Batch, epsilons: torch.Tensor, backend: str) -> torch.Tensor:
     """[E, M] labels under every threshold."""
     return module(backend, "clusters").cluster_sweep(x.on_device, x.fingerprint, epsilons.tolist())
+
+
+def clustering(x: Batch, backend: str) -> Case:
+    return CLUSTERING, functools.partial(clusters, x, backend), x.cluster_need, x.check_labels
+
+
+def with_keys(x: Batch, backend: str) -> Case:
+    return "BiPACE with given keys", functools.partial(x.with_keys, backend), x.advantage_need, x.check_advantage
+
+
+def whole(x: Batch, backend: str) -> Case:
+    """ImportError where tokenizers or transformers are missing."""
+    return WHOLE, functools.partial(x.whole, backend), x.whole_need, x.check_whole
+
+
+def whole_or_with_keys(x: Batch, backend: str) -> Case:
+    try:
+        return whole(x, backend)
+    except ImportError:
+        return with_keys(x, backend)
+
+
+def gae(x: Batch, backend: str) -> Case:
+    return "Config.gae()", functools.partial(x.with_gae, backend), Work(), x.check_gae
 
 
 def check_sweep(x: Batch, found: torch.Tensor, epsilons: torch.Tensor) -> str:
@@ -68,8 +92,9 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     def look() -> None:
         rows.look(x.fingerprint, lay.order, kind=kind, scale=scale)
 
+    kernels = module(backend, "scan")
     if backend == "cuda":
-        kernels, reciprocal = module(backend, "scan"), empty(n)
+        reciprocal = empty(n)
         part = gram.Groups(lay.group_offsets[:-1], lay.group_offsets[1:], side + 1)
         shared = module(backend, "clusters").LIMITS.shared
 
@@ -80,7 +105,7 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
             kernels.decide(products, kind, part, reciprocal, lowest, first, shared)
             return first
     else:
-        kernels, reciprocal, state = module(backend, "scan"), empty(lay.n_groups, side), empty(1, *products.shape)
+        reciprocal, state = empty(lay.n_groups, side), empty(1, *products.shape)
         lowest_of = torch.full((1,), lowest[0], device=x.device)
 
         def multiply() -> None:
@@ -98,12 +123,17 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     size = x.fingerprint.numel() * x.fingerprint.element_size()
     chain = Work(bytes=4 * triangles + 8 * n, steps=lay.longest_group, clusters=x.shape.states)
     tiles = Work(bytes=size + 4 * triangles, flop=2 * d * triangles)
+
+    def multiply_by_warps() -> None:
+        with mock.patch.object(gram, "WARPGROUPS", False):
+            multiply()
+
     others: list[Case] = []
-    if _by_groups(x, backend):
-        others = [(GRAM + BY_WARPS, _by_warps(multiply), tiles, _nothing)]
-    looked: Case = ("inside clusters: rows looked at", look, Work(bytes=size + 5 * n), _nothing)
+    if backend == "triton":
+        others = [("inside clusters: rows looked at", look, Work(bytes=size + 5 * n), _nothing)]
+    elif gram.warpgroups(x.device):  # groups of four warps feed the tensor cores, and single warps could as well
+        others = [(GRAM + BY_WARPS, multiply_by_warps, tiles, _nothing)]
     return [
-        *([looked] if backend == "triton" else []),
         *others,
         (GRAM, multiply, tiles, _nothing),
         (DECISIONS, decide, chain, lambda found: x.check_labels(numbering.dense_labels(found)[0])),
@@ -117,21 +147,6 @@ def decisions(x: Batch, backend: str) -> Case:
 
 def _nothing(_: Any) -> str:
     return ""
-
-
-def _by_groups(x: Batch, backend: str) -> bool:
-    """Whether groups of four warps feed the tensor cores, and single warps could as well."""
-    return backend == "cuda" and bool(module(backend, "gram").warpgroups(x.device))
-
-
-def _by_warps(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call without groups of four warps."""
-
-    def called() -> Any:
-        with mock.patch.object(module("cuda", "gram"), "WARPGROUPS", False):
-            return call()
-
-    return called
 
 
 def stages(x: Batch, backend: str) -> list[Case]:
@@ -196,26 +211,22 @@ def presets(x: Batch, backend: str) -> list[Case]:
 
     def same_as_cpu(config: bk.Config) -> Callable[[Any], str]:
         def check(found: Any) -> str:
-            ours = bk.advantage(
-                None, None, x.steps.rewards, observation=codes_on_host, layout=x.layout, config=config, backend="cpu"
-            )
-            return partition_agreement(found.cluster.cpu(), ours.cluster) + "; advantages: " + number_agreement(
-                found.advantage.cpu(), ours.advantage
-            )  # fmt: skip
+            given: dict[str, Any] = {"observation": codes_on_host, "layout": x.layout, "config": config}
+            ours = bk.advantage(None, None, x.steps.rewards, **given, backend="cpu")
+            same = partition_agreement(found.cluster.cpu(), ours.cluster)
+            return f"{same}; advantages: {number_agreement(found.advantage.cpu(), ours.advantage)}"
 
         return check
 
     gigpo, hgpo = bk.Config.gigpo(), bk.Config.hgpo()
-    whole: list[Case] = [
+    cases: list[Case] = [
         ("Config.gigpo(), observations as codes", preset(gigpo), small, same_as_cpu(gigpo)),
         ("Config.hgpo(), observations as codes", preset(hgpo), small, same_as_cpu(hgpo)),
     ]
-    if backend != "triton":
-        return whole
-    return [
-        *whole,
-        ("clusters of equal rows, ε = 0", lambda: clusters(x, backend, 0.0), Work(bytes=size + 8 * n), lambda _: ""),
-    ]
+    if backend == "triton":
+        equal = functools.partial(clusters, x, backend, 0.0)
+        cases.append(("clusters of equal rows, ε = 0", equal, Work(bytes=size + 8 * n), _nothing))
+    return cases
 
 
 def worst_cosine(device: torch.device, groups: int, records: int, dim: int) -> float:

@@ -149,6 +149,17 @@ def log_prob_forward(model: Any, shape: Shape, ids: Tensor) -> Callable[[], Tens
     return log_probs
 
 
+def tapped(model: Any, shape: Shape, log_probs: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The same forward with a tap on the last prompt token."""
+
+    def call() -> Tensor:
+        with bk.hidden.tap(model, layer=LAYER, positions=shape.prompt - 1) as kept:
+            log_probs()
+        return kept.rows()
+
+    return call
+
+
 def picked(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     """The paper's way: every hidden state, of which the last token's of one layer is kept."""
     with torch.no_grad():
@@ -175,7 +186,7 @@ class Bench:
     def run(self) -> list[Row]:
         self.tap()
         ids, mask, note = self._equal(self.shape.micro_batch)
-        note = f"{_memory(*_sides(self.model, ids, mask))} with {note}"
+        note = f"{_memory(*sides(self.model, ids, mask))} with {note}"
         self.early_exit("early exit, equal lengths", *self._equal(self.shape.rows), wanted=1.25, more=f"; {note}")
         ids, mask, note = recorded_prompts(self.shape, self.rollouts)
         self.early_exit("early exit, recorded lengths", ids, mask, note, wanted=1.5)
@@ -193,11 +204,7 @@ class Bench:
             1, shape.vocabulary, (shape.rows, shape.prompt + shape.response), generator=torch.Generator().manual_seed(2)
         )
         log_probs = log_prob_forward(self.model, shape, ids)
-
-        def tapped() -> Tensor:
-            with bk.hidden.tap(self.model, layer=LAYER, positions=shape.prompt - 1) as kept:
-                log_probs()
-            return kept.rows()
+        with_tap = tapped(self.model, shape, log_probs)
 
         def judge(ratio: float) -> tuple[str, str, bool]:
             extra, share = ratio - 1, PAPER_EXTRACTION / PAPER_STEP
@@ -209,11 +216,11 @@ class Bench:
             return note, "at most 1 % more", extra <= 0.01
 
         prompts = ids[:, : shape.prompt]
-        apart = difference(tapped(), picked(self.model, prompts, torch.ones_like(prompts)))
-        self._add("tap", ("tapped", "plain"), tapped, log_probs, apart, judge)
+        apart = difference(with_tap(), picked(self.model, prompts, torch.ones_like(prompts)))
+        self._add("tap", ("tapped", "plain"), with_tap, log_probs, apart, judge)
 
     def early_exit(self, name: str, ids: Tensor, mask: Tensor, note: str, wanted: float, more: str = "") -> None:
-        ours, theirs = _sides(self.model, ids, mask)
+        ours, theirs = sides(self.model, ids, mask)
         note += f"; memory at its highest {_memory(ours, theirs)}{more}"
         names = "bk.hidden.extract", "output_hidden_states=True, then pick"
         self._add(name, names, ours, theirs, difference(ours(), theirs()), lambda ratio: (
@@ -248,7 +255,8 @@ class Bench:
         self.rows.append(Row(name, *sides, *times, min(mine.rounds, other.rounds), apart, *judged))
 
 
-def _sides(model: Any, ids: Tensor, mask: Tensor) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+def sides(model: Any, ids: Tensor, mask: Tensor) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Early exit, and the paper's way."""
     return (lambda: bk.hidden.extract(model, ids, mask, layer=LAYER, progress=False), lambda: picked(model, ids, mask))
 
 
@@ -276,15 +284,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    options = parser(
-        "hidden", "What hidden states cost, on the CPU.", writes="hidden.json and hidden.md", quick="a tiny model"
-    )
-    number: dict[str, Any] = {"type": int, "metavar": "N"}
-    options.add_argument("--rounds", default=7, help="calls of each side (%(default)s)", **number)
-    options.add_argument("--threads", default=2, help="of torch (%(default)s)", **number)
-    options.add_argument(
-        "--rollouts", type=Path, default=SAMPLE, metavar="FILE", help="of the recorded prompt lengths (%(default)s)"
-    )
+    title = "What hidden states cost"
+    options = parser("hidden", f"{title}, on the CPU.", writes="hidden.json and hidden.md", quick="a tiny model")
+    options.add_argument("--rounds", type=int, default=7, metavar="N", help="calls of each side (%(default)s)")
+    options.add_argument("--threads", type=int, default=2, metavar="N", help="of torch (%(default)s)")
+    options.add_argument("--rollouts", type=Path, default=SAMPLE, metavar="FILE", help="of the recorded prompt lengths")
     arguments = options.parse_args(argv)
     if not arguments.rollouts.is_file():
         options.error(f"--rollouts: there is no {arguments.rollouts}; pass a .jsonl.gz file of rollouts")
@@ -294,7 +298,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = bar.add_task("calls", total=8 * (effort.rounds + 1))
         rows = [asdict(row) for row in Bench(shape, arguments.rollouts, effort, lambda: bar.advance(task)).run()]
     small = " A tiny model: shows that it runs, not how fast; nothing is reached or missed." if quick else ""
-    title = "What hidden states cost"
     text = page(title, about(on), shape.text() + "." + small, ABOUT, table(_COLUMNS, rows), "On a GPU: not measured.")
     document = {"schema": 1, "machine": on, "shape": asdict(shape), "quick": quick, "rows": rows}
     publish("hidden", document, text, arguments.out)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from bipace_kernels.support import png
 
+from .report import figure
+
 # Title of a pair, stage, workload, the sides of both bars, and what the second one is.
 PAIRS = [
     ("BiPACE, the whole call\n6,400 records × 3,584, synthetic", "advantage", "alfworld-7b", "bipace_kernels",
@@ -27,14 +29,10 @@ OURS, THEIRS = "#0072b2", "#999999"  # of the palette of Okabe and Ito
 
 
 def main(source: Path, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = json.loads(source.read_text())["rows"]
     median = {(row["stage"], row["workload"], row["side"]): row["median_ms"] for row in rows}
-    figure = Figure(figsize=(9, 4.2), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    made = figure(width=9, height=4.2, dpi=130)
+    axes = made.add_subplot()
     ticks = []
     for place, (title, stage, workload, own, theirs, name) in enumerate(PAIRS):
         for shift, side, color, what in ((-0.2, own, OURS, "bipace_kernels"), (0.2, theirs, THEIRS, name)):
@@ -48,7 +46,7 @@ def main(source: Path, path: Path) -> None:
     axes.set_xlim(1, 8e3)
     axes.set_xlabel("milliseconds, two threads; less is better", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    png.save(figure, path)
+    png.save(made, path)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from bipace_kernels.support import files, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Columns = Mapping[str, str | Callable[[Any], str]]
 SAMPLE = Path(__file__).resolve().parent.parent / "examples/data/alfworld_scripted.jsonl.gz"  # recorded rollouts
@@ -134,6 +135,16 @@ def publish(name: str, document: Mapping[str, Any], text: str, folder: Path | No
         write(folder, name, document, text)
 
 
+def figure(*, width: float, height: float, dpi: int) -> Figure:
+    """A figure for a file, that no window shows."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    FigureCanvasAgg(made)
+    return made
+
+
 def write(folder: Path, name: str, document: Mapping[str, Any], text: str) -> list[Path]:
     """name.json and name.md; a kill leaves the previous ones."""
     with files.atomic_folder(folder) as made:
@@ -151,9 +162,6 @@ _OURS, _THEIRS, _BOUND, _LINE = "#0072B2", "#E69F00", "#999999", "#000000"
 
 def draw(path: Path, document: Mapping[str, Any], clone: str) -> bool:
     """Bars of speed-ups and the scaling curve, of which `clone` is the bound; False where there is nothing to draw."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     machine, points = document["machine"], document["scaling"]
     bars = [r for r in document["rows"] if r["ratio"] is not None and r["kind"] in ("competitor", "bound")]
     if not bars and not points:
@@ -161,20 +169,19 @@ def draw(path: Path, document: Mapping[str, Any], clone: str) -> bool:
     headings = {(r["stage"], r["workload"]) for r in bars}
     # Inches: a bar is 0.25 high, and so is the heading of a workload.
     heights = ([0.25 * (len(bars) + len(headings)) + 0.7] if bars else []) + ([4.0] if points else [])
-    figure = Figure(figsize=(9.5, sum(heights) + 1.2), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = iter(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    made = figure(width=9.5, height=sum(heights) + 1.2, dpi=110)
+    panels = iter(made.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
     if bars:
         _bars(next(panels), bars, document["targets"])
     if points:
         _curves(next(panels), points, clone)
-    figure.suptitle(
+    made.suptitle(
         f"bipace_kernels {machine['package']} against plain implementations written for this benchmark\n"
         f"{machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}; time of the row / time of "
         "bipace_kernels in the same run\nhatched: torch.clone, the lower bound; |: the target",
         fontsize=11,
     )
-    png.save(figure, path)
+    png.save(made, path)
     return True
 
 

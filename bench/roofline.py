@@ -40,13 +40,7 @@ def measure(*, quick: bool) -> Ceilings:
     copy = _best(lambda: target.copy_(source), 2 if quick else 7)
     a, b, c = torch.randn(side, side), torch.randn(side, side), torch.empty(side, side)
     gemm = _best(lambda: torch.mm(a, b, out=c), 2 if quick else 5)
-    return Ceilings(
-        clone_gb_s=2 * size / clone / 1e9,
-        copy_gb_s=2 * size / copy / 1e9,
-        gemm_gflop_s=2 * side**3 / gemm / 1e9,
-        copy_bytes=size,
-        gemm_size=side,
-    )
+    return Ceilings(2 * size / clone / 1e9, 2 * size / copy / 1e9, 2 * side**3 / gemm / 1e9, size, side)
 
 
 def best(one: Ceilings, other: Ceilings) -> Ceilings:

@@ -187,13 +187,13 @@ def _some(rng: np.random.Generator, words: Sequence[str]) -> str:
 def observations(batch: Steps, *, length: int = 240, seed: int = 0) -> list[str]:
     """[N] texts of about `length` characters: one text per planted state of a group, in ALFWorld's manner."""
     rng = np.random.default_rng([seed, 11])
-    texts = {}
-    for name in dict.fromkeys(zip(batch.group.tolist(), batch.state.tolist(), strict=True)):
+    texts, names = {}, list(zip(batch.group.tolist(), batch.state.tolist(), strict=True))
+    for name in dict.fromkeys(names):
         text = f"On the {_some(rng, _PLACES)}, you see"
         while len(text) < length:
             text += f" a {_some(rng, _THINGS)},"
         texts[name] = text[:length]
-    return [texts[name] for name in zip(batch.group.tolist(), batch.state.tolist(), strict=True)]
+    return [texts[name] for name in names]
 
 
 def similar_observations(batch: Steps, *, length: int = 400, edits: int = 1, seed: int = 0) -> list[str]:
@@ -218,11 +218,7 @@ def similar_observations(batch: Steps, *, length: int = 400, edits: int = 1, see
 def response_texts(count: int, *, words: int, seed: int = 0) -> list[str]:
     """`count` model responses: <think> with about `words` words, then an <action>; one in twenty has no closed tag."""
     rng = np.random.default_rng([seed, 17])
-    return [_response(rng, words) for _ in range(count)]
-
-
-def _response(rng: np.random.Generator, words: int) -> str:
-    return f"<think>\n{' '.join(_thoughts(rng, words))}\n</think>\n" + _action(rng)
+    return [f"<think>\n{' '.join(_thoughts(rng, words))}\n</think>\n" + _action(rng) for _ in range(count)]
 
 
 def _action(rng: np.random.Generator) -> str:
