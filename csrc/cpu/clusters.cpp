@@ -545,12 +545,9 @@ void cluster_cosine(const Rows& rows, const int64_t* order, const int64_t* group
     if (!own) own = std::make_unique<GroupClusters>(rows, dot, epsilon);
     clusters = own->run(order + begin, group_usable, length(g), threads_inside, labels + begin);
   };
-  int64_t shared = 0;
-  if (epsilon != 0.0) {
-    std::vector<int64_t> lengths;
-    for (const int64_t g : by_length) lengths.push_back(length(g));
-    shared = shared_groups(lengths, n_threads);
-  }
+  std::vector<int64_t> lengths;
+  for (const int64_t g : by_length) lengths.push_back(length(g));
+  const int64_t shared = epsilon == 0.0 ? 0 : shared_groups(lengths, n_threads);
   for (int64_t rank = 0; rank < shared; ++rank) run(rank, 0, n_threads);
   parallel_for(n_groups - shared, n_threads, [&](int64_t task, int at) { run(shared + task, at, 1); });
 

@@ -107,7 +107,8 @@ class Matcher {
   // Makes `a` the left side of the calls that follow.
   void set_a(const std::vector<int32_t>& a) {
     for (const int32_t s : a_) count_[s] = 0;
-    grow();
+    count_.resize(std::max(count_.size(), points_.size()));
+    slice_.resize(count_.size());
     a_ = a;
     for (const int32_t s : a_) ++count_[s];
   }
@@ -171,13 +172,6 @@ class Matcher {
         symbol = static_cast<int32_t>(points_.size());
       }
       out[i] = symbol - 1;
-    }
-  }
-
-  void grow() {
-    if (count_.size() < points_.size()) {
-      count_.resize(points_.size());
-      slice_.resize(points_.size());
     }
   }
 

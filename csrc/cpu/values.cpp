@@ -43,10 +43,6 @@ void step_advantage(const float* returns, const int64_t* labels, int64_t n_recor
                     uint8_t* branch, int n_threads) {
   const Members all = members_of(labels, n_records, n_clusters);
   for_clusters(all, n_threads, [&](const int64_t* records, int64_t n) {
-    if (n == 1) {
-      step[records[0]] = 0.0f;
-      branch[records[0]] = kSingleton;
-    }
     if (n < 2) return;
     if (estimator == Estimator::kMean) {
       const MeanSigma stats = mean_and_sigma(n, true, [&](int64_t i) { return returns[records[i]]; });

@@ -23,8 +23,8 @@ void step_advantage(const float* returns,   // [M]
                     int64_t n_records, int64_t n_clusters,
                     const int64_t* action_key,  // [M]; nullptr for kMean
                     Estimator estimator, bool divide, double delta,
-                    float* step,      // [M]
-                    uint8_t* branch,  // [M]
+                    float* step,      // [M] zeros, as they stay for records without peers
+                    uint8_t* branch,  // [M] kSingleton, likewise
                     int n_threads);
 
 void hgpo_advantage(const float* returns,         // [M]

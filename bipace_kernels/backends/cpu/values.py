@@ -17,7 +17,7 @@ def step_advantage(
     delta: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     m = returns.shape[0]
-    step, branch = torch.zeros(m, dtype=torch.float32), torch.zeros(m, dtype=torch.uint8)  # where a label is −1
+    step, branch = torch.zeros(m, dtype=torch.float32), torch.zeros(m, dtype=torch.uint8)  # without peers
     clusters, code = int(labels.max()) + 1 if m else 0, KERNELS.index(estimator)
     divide, count = step_norm == "std", threads.count()
     load().step_advantage(returns, labels, m, clusters, action_key, code, divide, delta, step, branch, count)
