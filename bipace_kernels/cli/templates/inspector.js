@@ -25,7 +25,8 @@ const option = (value, text) => make("option", text, { value });
 function number(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  const text = size >= 1e5 || (size > 0 && size < 5e-4) ? value.toExponential(1) : value.toFixed(3);
+  const long = size >= 1e5 || (size > 0 && size < 5e-4);
+  const text = long ? value.toExponential(1) : value.toFixed(size < 100 ? 3 : 1);  // the data have four digits
   return text.replace("-", "−");
 }
 const signed = (value) => (value > 0 ? "+" : "") + number(value);
@@ -75,11 +76,12 @@ function fill(table, headings, rows, sort, resort, choose) {
   head.replaceChildren(...headings.map(({ name, title, cls }, at) => {
     const mark = sort[0] === at ? (sort[1] > 0 ? " ▲" : " ▼") : "";
     const button = make("button", name + mark, { type: "button", title: title || name, onclick: () => resort(at) });
-    return make("th", button, { className: cls || "", scope: "col",
+    return make("th", button, { className: cls || "", scope: "col", role: "columnheader",
       "aria-sort": mark ? (sort[1] > 0 ? "ascending" : "descending") : "none" });
   }));
   body.replaceChildren(...rows.map(({ key, cells, selected }) => {
-    const row = make("tr", cells, { tabIndex: -1, "aria-selected": String(!!selected) });
+    const row = make("tr", cells, { tabIndex: -1, role: "row", "aria-selected": String(!!selected) });
+    for (const one of cells) one.setAttribute("role", "gridcell");
     row.dataset.key = key;
     row.onclick = () => { row.focus(); choose(key); };
     return row;
@@ -104,9 +106,10 @@ function reveal(node) {
   const panel = node && node.closest(".scroll");
   if (!panel) return;
   const [inner, outer] = [node.getBoundingClientRect(), panel.getBoundingClientRect()];
-  if (node.matches(".cell")) {  // beside the column of names, 150 pixels wide
-    if (inner.left < outer.left + 150) panel.scrollLeft -= outer.left + 150 - inner.left;
-    if (inner.right > outer.right) panel.scrollLeft += inner.right - outer.right + 40;
+  if (node.matches(".cell")) {  // beside the column of names
+    const left = outer.left + panel.querySelector("th").offsetWidth;
+    if (inner.left < left) panel.scrollLeft -= left - inner.left;
+    if (inner.right > outer.right) panel.scrollLeft += inner.right - outer.right;
   }
   if (inner.top < outer.top + 28) panel.scrollTop -= outer.top + 28 - inner.top;
   if (inner.bottom > outer.bottom) panel.scrollTop += inner.bottom - outer.bottom + 28;
@@ -147,7 +150,7 @@ const GROUPS = [
   { name: "spread", title: "standard deviation of the rollouts' sums of rewards", value: (g) => data.groups[g].std,
     cls: "number" },
   { name: "|A|", title: "mean of |A|, of the advantage chosen above", value: (g) => meanSize(g), cls: "number" },
-  { name: "disagreement", title: "mean over its steps of the largest minus the smallest A/rms(A)",
+  { name: "disagree\u00adment", title: "mean over its steps of the largest minus the smallest A/rms(A)",
     value: (g) => mean(ofGroup(g), columns.spread), cls: "number" },
 ];
 
@@ -201,7 +204,17 @@ function drawTimeline() {
     return make("tr", [make("th", [rollout.name, make("span", `${end} ${number(rollout.total)}`)],
       { scope: "row", title: rollout.name }), ...cells]);
   }));
+  fitCells();
   markCells();
+}
+
+// Widths of names and cells: whole cells fill the panel, so that no number is cut at its edge.
+function fitCells() {
+  const box = $("#cells"), steps = $("#cells thead").rows[0].cells.length - 1;
+  const width = box.clientWidth, least = width < 480 ? 88 : 110;
+  const room = Math.max(1, Math.floor((width - least) / 100)), wide = Math.floor((width - least) / room);
+  box.style.setProperty("--cell", steps > room ? `${wide - 2}px` : "104px");
+  box.style.setProperty("--names", `${steps > room ? width - room * wide : least}px`);
 }
 
 function drawCell(i, largest) {
@@ -257,10 +270,11 @@ function moveInTimeline(event) {
 
 function stepColumns() {
   return [
-    { name: "rollout · step", value: (i) => i,
+    { name: "rollout · step", title: "the rollout, and the number of the step in it", value: (i) => i, cls: "text",
       draw: (i) => {
         const whole = $("#scope").value === "all";
-        return cell(whole ? `${data.groups[columns.group[i]].task} · ${place(i)}` : place(i));
+        const name = whole ? `${data.groups[columns.group[i]].task} · ${place(i)}` : place(i);
+        return make("td", name, { className: "text", title: name });
       } },
     { name: "cluster", title: "records in its cluster", value: (i) => clusterSize(i), cls: "number",
       draw: (i) => cell(drawMark(i)) },
@@ -273,8 +287,8 @@ function stepColumns() {
       draw: (i) => numeric(columns.returns[i]) },
     { name: "A", title: "sorted by size, |A|", value: (i) => Math.abs(columns.advantage[shown.estimator][i]),
       cls: "number", draw: (i) => numeric(columns.advantage[shown.estimator][i], signed) },
-    { name: "disagreement", title: "largest minus smallest A/rms(A) of the estimators", value: (i) => columns.spread[i],
-      cls: "number", draw: (i) => numeric(columns.spread[i]) },
+    { name: "disagree\u00adment", title: "largest minus smallest A/rms(A) of the estimators",
+      value: (i) => columns.spread[i], cls: "number", draw: (i) => numeric(columns.spread[i]) },
   ];
 }
 
@@ -546,6 +560,7 @@ async function start() {
   $("#more").onclick = () => { shown.page += 1; drawSteps(); };
   $("#timeline table").onkeydown = moveInTimeline;
   document.onkeydown = keys;
+  new ResizeObserver(fitCells).observe($("#cells"));
 }
 
 start().catch((error) => {
