@@ -47,8 +47,9 @@ def test_documented_signatures_equal_the_code(name):
     assert re.sub(r"\s+", " ", call[1]) == doc_blocks.signature(PUBLIC[name])
     described = r"^{}\s{{2,}}" if name.startswith("bk.hidden.") else r"\b{}\b"
     text = inspect.getdoc(PUBLIC[name])
-    if named := re.search(r"The other arguments are those of (\w+)\(\)", text):
-        text += f"\n{inspect.getdoc(PUBLIC[name.replace(name.rpartition('.')[2], named[1])])}"
+    if named := re.search(r"The other arguments are those of (`bipace_kernels\.)?(\w+)\(\)", text):
+        module = "bk" if named[1] else name.rpartition(".")[0]
+        text += f"\n{inspect.getdoc(PUBLIC[f'{module}.{named[2]}'])}"
     for parameter in inspect.signature(PUBLIC[name]).parameters if name.count(".") > 1 else ():
         assert re.search(described.format(parameter), text, re.MULTILINE), parameter
 
