@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import re
 from collections.abc import Iterator
@@ -242,7 +243,7 @@ def test_in_chromium(browser: Any, tmp_path: Path) -> None:
     page.select_option("#partition", "exact")
     assert [link.inner_text() for link in page.locator("#peers .go").all()] == ["2 · 1"]  # both in the hall
     page.locator("#peers .go").first.click()
-    assert page.inner_text("#step-title") == "Step 1 of rollout 2" and page.url.endswith("#step=5")
+    assert page.inner_text("#step-title") == "Step 1 of rollout 2" and page.url.endswith("#step=5&partition=exact")
 
     # Arrow keys, in the timeline and in tables.
     page.locator('#timeline .cell[aria-pressed="true"]').focus()
@@ -347,5 +348,114 @@ def test_in_chromium_nothing_is_cut_at_any_width(browser: Any, tmp_path: Path) -
         page.locator("#cells .cell").last.click()
         page.wait_for_timeout(200)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.evaluate(CUT) == [], width
+        for view in ("transcript", "pair", "cells"):
+            page.select_option("#view", view)
+            assert page.evaluate(CUT) == [], (width, view)
+    page.close()
+
+
+def opened(browser: Any, path: Path) -> tuple[Any, list[str]]:
+    """A page of the browser that shows the file, and the errors that it will have had."""
+    page, wrong = browser.new_page(viewport={"width": 1400, "height": 900}), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text))
+    page.goto(path.as_uri())
+    page.wait_for_selector("main:not([hidden])")
+    return page, wrong
+
+
+def saved(page: Any, button: str) -> list[list[str]]:
+    with page.expect_download() as download:
+        page.click(button)
+    with download.value.path().open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.slow
+def test_in_chromium_a_group_its_rollouts_filters_and_files(browser: Any, tmp_path: Path) -> None:
+    rows = [*GOLDEN, *(dict(row, task_id="other", reward=0.0) for row in GOLDEN)]
+    rows[3] = dict(rows[3], action='=1+1,"x"')
+    content = inspector.unpack(made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out"))
+    columns = content["columns"]
+    page, wrong = opened(browser, tmp_path / "out/inspector.html")
+
+    # The heat map: a dot for each step, darker for a larger |A|, marked with its cluster; it chooses the step.
+    share = "node => [parseInt(node.style.getPropertyValue('--share')), node.style.getPropertyValue('--sign')]"
+    dots = page.locator("#heat .dot")
+    largest = max(map(abs, columns["advantage"]["bipace"][:6]))
+    for dot, a in zip(dots.all(), columns["advantage"]["bipace"][:6], strict=True):
+        found, sign = dot.evaluate(share)
+        assert found == pytest.approx(80 * abs(a) / largest, abs=1)
+        assert sign == f"var(--{'above' if a > 0 else 'below' if a < 0 else 'none'})"
+    page.select_option("#partition", "exact")
+    assert dots.all_inner_texts() == ["A", "B", "A", "", "A", "B"]  # rooms, halls, and the roof alone
+    dots.nth(5).click()
+    assert page.inner_text("#step-title") == "Step 1 of rollout 2"
+
+    # A rollout to read has A beside each turn; two stand side by side, step by step.
+    turns = page.locator("#transcript .turn")
+    page.locator("#heat .go").nth(1).click()
+    assert turns.locator(".go").all_inner_texts() == ["1 · 0", "1 · 1"]
+    page.select_option("#first", label="2 (failure)")
+    assert [turn.locator("pre").all_inner_texts() for turn in turns.all()] == [["room", "WAIT "], ["hall", " take"]]
+    beside = [text.replace("−", "-") for text in turns.locator("b.number").all_inner_texts()]
+    assert [float(text.removeprefix("A ")) for text in beside] == pytest.approx(
+        columns["advantage"]["bipace"][4:6], abs=6e-4
+    )
+    page.select_option("#view", "pair")
+    assert turns.locator(".go").all_inner_texts() == ["2 · 0", "0 · 0", "2 · 1", "0 · 1"]  # a failure, the success
+    turns.locator(".go").nth(2).click()
+    left, right = (turns.nth(k).bounding_box() for k in (2, 3))
+    assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
+
+    # The link leads to the same step, estimator, partition and view.
+    page.select_option("#estimator", "gae")
+    page.click("#link")
+    page.wait_for_function("document.querySelector('#link').textContent === 'Copied'")
+    page.focus("#find-group")
+    page.keyboard.press("Control+V")
+    assert page.input_value("#find-group") == page.url
+    other, _ = opened(browser, tmp_path / "out/inspector.html")
+    other.goto(page.url)
+    other.wait_for_function("document.querySelector('#view').value === 'pair'")
+    assert [other.input_value(name) for name in ("#estimator", "#partition")] == ["gae", "exact"]
+    assert other.inner_text("#step-title") == "Step 1 of rollout 2"
+    other.close()
+
+    # Filters of groups, empty lists, and the list of steps of what is left.
+    names = page.locator("#groups tbody td:first-child")
+    assert names.all_inner_texts() == ["No prompt group matches the filters."]
+    page.fill("#find-group", "")
+    page.check("#only-spread")
+    assert names.all_inner_texts() == ["key"]
+    page.uncheck("#only-spread")
+    page.select_option("#outcome", "none")
+    assert names.all_inner_texts() == ["other"]
+    page.select_option("#scope", "all")
+    assert page.inner_text("#count") == "1 to 6 of 6 steps"
+    page.select_option("#outcome", "")
+    page.select_option("#ended", "1")
+    assert page.locator("#steps tbody tr").count() == 2  # rollout 0 of "key"
+    bars = """figures => figures.map(
+      f => [...f.querySelectorAll("title")].reduce((n, title) => n + parseInt(title.textContent), 0))"""
+    assert page.eval_on_selector_all("#histograms figure", bars) == [2] * len(PRESETS)
+    page.fill("#find-step", "nowhere")
+    assert page.inner_text("#steps tbody") == "No step matches the filters." and page.inner_text("#count") == "0 steps"
+    assert page.locator("#histograms").inner_text().count("no step") == len(PRESETS)
+    page.click("#steps button[type=reset]")
+    page.wait_for_function("document.querySelectorAll('#steps tbody tr').length === 6")
+
+    # Comma-separated values of what is listed; no text is a formula.
+    table = saved(page, "#save-steps")
+    assert [row[4] for row in table] == ["outcome", "success", "success", *["failure"] * 4]
+    assert table[4][7] == '\'=1+1,"x"' and table[0][-1] == "A_gae"
+    assert [float(row[-1]) for row in table[1:]] == columns["advantage"]["gae"][:6]
+    assert saved(page, "#save-groups")[1][:4] == ["a.jsonl", "key", "3", "0.3333"]
+
+    # Every heading, field and button of a heading has a tooltip of its own.
+    bare = """nodes => nodes.filter(node => !node.title && !node.querySelector("[title]") && node.textContent)
+      .map(node => node.textContent)"""
+    for every in ("main h2, main h3", "#groups thead th, #steps thead th, #step thead th", "main label, header label"):
+        assert page.eval_on_selector_all(every, bare) == [], every
+    assert wrong == []
     page.close()

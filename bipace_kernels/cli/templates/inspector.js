@@ -8,6 +8,7 @@ const $ = (selector) => document.querySelector(selector);
 
 let data, columns, count, members, letters;
 const shown = { estimator: "", partition: "", group: 0, step: -1, page: 0, groupSort: [0, 1], stepSort: [0, 1] };
+const usual = {};  // values that a link leaves out
 
 function make(tag, content, properties) {
   const node = document.createElement(tag);
@@ -21,6 +22,14 @@ function make(tag, content, properties) {
 }
 
 const option = (value, text) => make("option", text, { value });
+const heading = (text, title) => make("h3", text, { title });
+
+function picture(tag, attributes, children = []) {
+  const node = document.createElementNS($("#drawing").namespaceURI, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
 
 function number(value) {
   if (value === null || value === undefined) return "–";
@@ -46,6 +55,7 @@ function full(index) {
 const oneLine = (index) => text(index).slice(0, 300).replace(/\s+/g, " ").trim();
 const place = (i) => `${data.rollouts[columns.rollout[i]].name} · ${columns.step[i]}`;
 const ofGroup = (g) => members.group.get(g) || [];
+const outcome = (path) => ({ true: "success", false: "failure" }[data.rollouts[path].success] || "");
 const clusterOf = (i) => columns.cluster[shown.partition][i];
 const mean = (rows, column) => rows.reduce((sum, i) => sum + column[i], 0) / rows.length;
 
@@ -71,7 +81,7 @@ function nameClusters(g) {
 // ---- tables
 
 // Rows as a grid that arrow keys move in; choose(row) follows the focus.
-function fill(table, headings, rows, sort, resort, choose) {
+function fill(table, headings, rows, sort, resort, choose, empty) {
   const head = table.tHead.rows[0], body = table.tBodies[0];
   head.replaceChildren(...headings.map(({ name, title, cls }, at) => {
     const mark = sort[0] === at ? (sort[1] > 0 ? " ▲" : " ▼") : "";
@@ -86,7 +96,9 @@ function fill(table, headings, rows, sort, resort, choose) {
     row.onclick = () => { row.focus(); choose(key); };
     return row;
   }));
-  const first = body.querySelector('[aria-selected="true"]') || body.rows[0];
+  const none = make("td", empty, { className: "empty", role: "gridcell" });
+  if (!rows.length) body.append(make("tr", none, { role: "row" }));
+  const first = rows.length && (body.querySelector('[aria-selected="true"]') || body.rows[0]);
   if (first) {
     first.tabIndex = 0;
     reveal(first);
@@ -122,7 +134,8 @@ function select(table, key) {
     row.tabIndex = here ? 0 : -1;
   }
   const body = table.tBodies[0];
-  if (!body.querySelector('[tabindex="0"]') && body.rows[0]) body.rows[0].tabIndex = 0;
+  const first = body.querySelector('tr[tabindex]');
+  if (first && !body.querySelector('[tabindex="0"]')) first.tabIndex = 0;
   reveal(body.querySelector('[aria-selected="true"]'));
 }
 
@@ -143,8 +156,9 @@ const turned = (sort, at, up) => [at, sort[0] === at ? -sort[1] : up ? 1 : -1];
 // ---- prompt groups
 
 const GROUPS = [
-  { name: "task", value: (g) => data.groups[g].task, cls: "text" },
-  { name: "rollouts", value: (g) => data.groups[g].rollouts, cls: "number", write: String },
+  { name: "task", title: "the prompt, by its task id", value: (g) => data.groups[g].task, cls: "text" },
+  { name: "rollouts", title: "number of rollouts", value: (g) => data.groups[g].rollouts, cls: "number",
+    write: String },
   { name: "success", title: "share of rollouts that succeeded", value: (g) => data.groups[g].success, cls: "number",
     write: percent },
   { name: "spread", title: "standard deviation of the rollouts' sums of rewards", value: (g) => data.groups[g].std,
@@ -158,12 +172,21 @@ function meanSize(g) {
   return ofGroup(g).reduce((sum, i) => sum + Math.abs(columns.advantage[shown.estimator][i]), 0) / ofGroup(g).length;
 }
 
+const OUTCOMES = { "": () => true, all: (x) => x === 1, some: (x) => x > 0 && x < 1, none: (x) => x === 0 };
+
+function wantedGroups() {
+  const needle = $("#find-group").value.toLowerCase(), file = $("#file").value, fits = OUTCOMES[$("#outcome").value];
+  return data.groups.map((_, g) => g).filter((g) => {
+    const group = data.groups[g];
+    return (file === "" || group.file === Number(file)) && fits(group.success)
+      && (group.std > 0 || !$("#only-spread").checked)
+      && `${group.task} ${data.files[group.file]}`.toLowerCase().includes(needle);
+  });
+}
+
 function drawGroups() {
-  const wanted = $("#find-group").value.toLowerCase(), [at, way] = shown.groupSort;
-  const several = data.files.length > 1;
-  let rows = data.groups.map((_, g) => g);
-  rows = rows.filter((g) => `${data.groups[g].task} ${data.files[data.groups[g].file]}`.toLowerCase().includes(wanted));
-  rows = sorted(rows, GROUPS[at].value, way);
+  const [at, way] = shown.groupSort, several = data.files.length > 1;
+  const rows = sorted(wantedGroups(), GROUPS[at].value, way);
   fill($("#groups table"), GROUPS, rows.map((g) => ({
     key: g, selected: g === shown.group,
     cells: GROUPS.map((column) => {
@@ -173,7 +196,27 @@ function drawGroups() {
       return make("td", [found, file], { className: "text", title: found });
     }),
   })), shown.groupSort, (column) => { shown.groupSort = turned(shown.groupSort, column, column === 0); drawGroups(); },
-    chooseGroup);
+    chooseGroup, "No prompt group matches the filters.");
+}
+
+function saveGroups() {
+  const names = GROUPS.map(({ name }) => name.replace("\u00ad", ""));
+  const rows = sorted(wantedGroups(), GROUPS[shown.groupSort[0]].value, shown.groupSort[1]);
+  save("groups.csv", [["file", ...names],
+    ...rows.map((g) => [data.files[data.groups[g].file], ...GROUPS.map(({ value }) => value(g))])]);
+}
+
+// A file of comma-separated values.  Texts that a spreadsheet would take for a formula begin with an apostrophe.
+function save(name, rows) {
+  const field = (value) => {
+    const written = String(value ?? "");
+    const plain = typeof value === "number" ? written : written.replace(/^(?=[=+\-@\t\r])/, "'");
+    return /[",\r\n]/.test(plain) ? `"${plain.replaceAll('"', '""')}"` : plain;
+  };
+  const lines = rows.map((row) => row.map(field).join(",") + "\r\n");
+  const address = URL.createObjectURL(new Blob(lines, { type: "text/csv" }));
+  make("a", null, { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
 // ---- the timeline
@@ -181,12 +224,12 @@ function drawGroups() {
 function drawTimeline() {
   const group = data.groups[shown.group], rows = ofGroup(shown.group), table = $("#timeline table");
   $("#timeline-title").textContent = `Timeline of ${group.task}`;
-  const legend = $("#timeline .legend"), multiple = [...letters.values()];
+  const legend = $("#timeline .legend"), multiple = letters.size;
   const alone = rows.filter((i) => !letters.has(clusterOf(i))).length;
   legend.replaceChildren(
     `${group.rollouts} rollouts, ${group.records} steps, success ${percent(group.success)}, `,
     `mean total reward ${number(group.mean)}, SD ${number(group.std)}. `,
-    `Letters: clusters of two or more steps (${multiple.length} here); dashed: no peers (${alone} steps). `,
+    `Letters: clusters of two or more steps (${multiple} here); dashed: no peers (${alone} steps). `,
     "Colour and number: ",
     make("span", "+ advantage above 0", { className: "above" }), ", ",
     make("span", "− below 0", { className: "below" }), ".",
@@ -205,7 +248,99 @@ function drawTimeline() {
       { scope: "row", title: rollout.name }), ...cells]);
   }));
   fitCells();
+  drawHeat(paths, rows, at, largest);
+  chooseRollouts();
   markCells();
+}
+
+// The whole group: a small cell for each step, coloured by A, with a stripe and where there is room a letter of its
+// cluster.  The cells below are its zoom.
+function drawHeat(paths, rows, at, largest) {
+  const box = $("#heat"), room = (box.clientWidth - 100) / at.size;
+  box.style.setProperty("--steps", at.size);
+  const nodes = [];
+  [...paths].forEach(([path, own], r) => {
+    const name = make("button", data.rollouts[path].name, { type: "button", className: "go",
+      title: `Rollout ${data.rollouts[path].name}${outcome(path) && `, ${outcome(path)}`}: read it` });
+    name.style.gridArea = `${r + 1} / 1`;
+    name.onclick = () => readRollout(path);
+    nodes.push(name);
+    for (const i of own.map((k) => rows[k])) {
+      const value = columns.advantage[shown.estimator][i], cluster = letters.get(clusterOf(i));
+      const dot = make("i", cluster && room > 14 ? cluster.name : "", { className: "dot", "--sign": colour(value),
+        "--share": `${Math.round((80 * Math.abs(value)) / largest)}%`,
+        "--cluster": cluster ? cluster.colour : "transparent",
+        title: `${place(i)}: A ${signed(value)}${cluster ? `, cluster ${cluster.name}` : ""}` });
+      dot.style.gridArea = `${r + 1} / ${at.get(columns.step[i]) + 2}`;
+      dot.dataset.key = i;
+      nodes.push(dot);
+    }
+  });
+  box.replaceChildren(...nodes);
+}
+
+// ---- rollouts to read, one or two
+
+// The chosen step's rollout, and one with another outcome.
+function chooseRollouts() {
+  const paths = [...new Set(ofGroup(shown.group).map((i) => columns.rollout[i]))];
+  for (const list of [$("#first"), $("#second")]) {
+    list.replaceChildren(...paths.map((path) =>
+      option(String(path), `${data.rollouts[path].name}${outcome(path) && ` (${outcome(path)})`}`)));
+  }
+  const first = shown.step < 0 ? paths[0] : columns.rollout[shown.step];
+  const others = paths.filter((path) => path !== first);
+  $("#first").value = String(first);
+  $("#second").value = String(others.find((path) => outcome(path) !== outcome(first)) ?? others[0] ?? first);
+  drawTranscript();
+}
+
+function readRollout(path) {
+  if ($("#view").value === "cells") $("#view").value = "transcript";
+  shown.step = ofGroup(shown.group).find((i) => columns.rollout[i] === path);
+  if ($("#view").value === "pair") {
+    $("#first").value = String(path);
+    drawTranscript();
+  } else chooseRollouts();
+  chooseStep(shown.step);
+}
+
+function drawTranscript() {
+  const view = $("#view").value, pair = view === "pair", box = $("#transcript");
+  $("#cells").hidden = view !== "cells";
+  $("#first").hidden = box.hidden = view === "cells";
+  $("#second").hidden = !pair;
+  if (view === "cells") return box.replaceChildren();
+  const paths = [Number($("#first").value), ...(pair ? [Number($("#second").value)] : [])];
+  const rows = ofGroup(shown.group), steps = [...new Set(rows.map((i) => columns.step[i]))].sort((a, b) => a - b);
+  const largest = Math.max(1e-30, ...rows.map((i) => Math.abs(columns.advantage[shown.estimator][i])));
+  const titles = paths.map((path) => {
+    const { name, total } = data.rollouts[path];
+    return make("h3", [name, make("span", ` ${outcome(path)} ${number(total)}`, { className: "soft" })],
+      { title: "the rollout, its outcome and its sum of rewards" });
+  });
+  const turns = steps.map((step) => paths.map((path) => {
+    const here = rows.filter((i) => columns.rollout[i] === path && columns.step[i] === step);
+    return make("div", here.map((i) => drawTurn(i, largest)));
+  })).filter((line) => line.some((one) => one.hasChildNodes()));
+  box.classList.toggle("pair", pair);
+  box.replaceChildren(...titles, ...turns.flat());
+}
+
+function drawTurn(i, largest) {
+  const value = columns.advantage[shown.estimator][i];
+  const open = make("button", place(i), { type: "button", className: "go", title: "Shows this step in its panel" });
+  open.onclick = () => chooseStep(i);
+  const turn = make("article", [
+    make("div", [
+      open, make("b", `A ${signed(value)}`, { className: `number ${direction(value)}` }), bar(value, largest),
+      make("span", `R ${number(columns.returns[i])}`, { className: "number soft" }), make("span", drawMark(i)),
+    ], { className: "credit" }),
+    make("div", [make("pre", full(columns.observation[i])),
+      ...(data.has_actions ? [make("pre", full(columns.action[i]) || "(no action)", { className: "did" })] : [])]),
+  ], { className: "turn" });
+  turn.dataset.key = i;
+  return turn;
 }
 
 // Widths of names and cells: whole cells fill the panel, so that no number is cut at its edge.
@@ -248,6 +383,12 @@ function markCells() {
   }
   const first = $("#timeline .cell");
   if (!any && first) first.tabIndex = 0;
+  for (const node of document.querySelectorAll("#heat .dot, #transcript .turn")) {
+    const i = Number(node.dataset.key), here = i === shown.step;
+    node.classList.toggle("here", here);
+    node.classList.toggle("peer", !here && letters.has(cluster) && clusterOf(i) === cluster);
+    if (here) reveal(node);
+  }
 }
 
 function moveInTimeline(event) {
@@ -278,7 +419,8 @@ function stepColumns() {
       } },
     { name: "cluster", title: "records in its cluster", value: (i) => clusterSize(i), cls: "number",
       draw: (i) => cell(drawMark(i)) },
-    { name: "action", value: (i) => oneLine(columns.action[i]), cls: "text",
+    { name: "action", title: "its text; hover over one for the observation",
+      value: (i) => oneLine(columns.action[i]), cls: "text",
       draw: (i) => {
         const title = oneLine(columns.observation[i]);
         return make("td", oneLine(columns.action[i]), { className: "text", title });
@@ -307,8 +449,10 @@ function wantedSteps() {
   const cluster = $("#cluster").value, needle = $("#find-step").value.toLowerCase();
   const advantage = columns.advantage[shown.estimator];
   const matches = needle && new Set(data.texts.map((_, k) => k).filter((k) => text(k).toLowerCase().includes(needle)));
-  const rows = all ? Array.from({ length: count }, (_, i) => i) : ofGroup(shown.group);
+  const rows = all ? wantedGroups().flatMap(ofGroup).sort((a, b) => a - b) : ofGroup(shown.group);
+  const ended = $("#ended").value;
   return rows.filter((i) =>
+    (ended === "" || data.rollouts[columns.rollout[i]].success === (ended === "1")) &&
     Math.abs(advantage[i]) >= least && columns.spread[i] >= apart
     && (cluster === "" || (cluster === "several" ? clusterSize(i) > 1
       : cluster === "alone" ? clusterSize(i) <= 1 : clusterOf(i) === Number(cluster)))
@@ -326,12 +470,50 @@ function drawSteps() {
     shown.stepSort = turned(shown.stepSort, column, column === 0);
     shown.page = 0;
     drawSteps();
-  }, chooseStep);
+  }, chooseStep, "No step matches the filters.");
   const first = shown.page * PAGE, all = rows.length.toLocaleString("en");
   $("#count").textContent = rows.length ? `${first + 1} to ${first + part.length} of ${all} steps`
-    : "no step matches the filters";
+    : "0 steps";
   $("#back").disabled = shown.page === 0;
   $("#more").disabled = shown.page === pages - 1;
+  drawHistograms(rows);
+}
+
+function drawHistograms(rows) {
+  const bins = 25, most = 3, edge = (k) => number((2 * most * k) / bins - most);
+  $("#histograms").replaceChildren(...data.estimators.map(({ key, label, meaning }) => {
+    const counts = Array(bins).fill(0);
+    for (const i of rows) {
+      const bin = Math.floor(((columns.scaled[key][i] + most) * bins) / (2 * most));
+      counts[Math.max(0, Math.min(bins - 1, bin))] += 1;
+    }
+    const largest = Math.max(1, ...counts);
+    const bars = counts.map((n, k) => {
+      const height = (60 * n) / largest, side = k < (bins - 1) / 2 ? "below" : k > (bins - 1) / 2 ? "above" : "";
+      const range = k === 0 ? `below ${edge(1)}` : k === bins - 1 ? `from ${edge(k)}` : `${edge(k)} to ${edge(k + 1)}`;
+      return picture("rect", { x: 8 * k, y: 62 - height, width: 7, height, class: side },
+        [picture("title", {}, [`${n} steps with A/rms ${range}`])]);
+    });
+    const axis = picture("line", { x1: 0, x2: 8 * bins, y1: 62.5, y2: 62.5 });
+    const ends = [[0, "−3", "start"], [4 * bins, "0", "middle"], [8 * bins, "3", "end"]].map(([x, text, anchor]) =>
+      picture("text", { x, y: 74, "text-anchor": anchor }, [text]));
+    const name = make("figcaption", label, { title: meaning });
+    const described = { role: "img", "aria-label": `${label}: histogram of A/rms` };
+    const drawn = picture("svg", { viewBox: `0 0 ${8 * bins} 78`, ...described }, [...bars, axis, ...ends]);
+    return make("figure", rows.length ? [name, drawn] : [name, "no step"]);
+  }));
+}
+
+function saveSteps() {
+  const [at, way] = shown.stepSort, keys = data.estimators.map(({ key }) => key);
+  const names = ["file", "record", "task", "rollout", "outcome", "total", "step", "action", "observation",
+    "reward", "R", "cluster", "disagreement", ...keys.map((key) => `A_${key}`)];
+  save("steps.csv", [names, ...sorted(wantedSteps(), stepColumns()[at].value, way).map((i) => {
+    const group = data.groups[columns.group[i]], path = columns.rollout[i], { name, total } = data.rollouts[path];
+    return [data.files[group.file], columns.line[i], group.task, name, outcome(path), total, columns.step[i],
+      text(columns.action[i]), text(columns.observation[i]), columns.reward[i], columns.returns[i], clusterOf(i),
+      columns.spread[i], ...keys.map((key) => columns.advantage[key][i])];
+  })]);
 }
 
 function drawClusterChoice() {
@@ -343,6 +525,9 @@ function drawClusterChoice() {
 }
 
 // ---- one step
+
+const WHERE = ["rollout · step", "", "a click shows the step"], ACTION = ["action", "", "equal actions have one line"];
+const SAME = "steps that count as the same state", RETURN = ["R", "number", "discounted return-to-go"];
 
 function small(headings, rows) {
   return make("table", [
@@ -377,10 +562,11 @@ function drawStep() {
   };
   body.replaceChildren(
     make("dl", Object.entries(facts).flatMap(([name, value]) => [make("dt", name), make("dd", value)])),
-    make("h3", "Observation"), make("pre", full(columns.observation[i]), { id: "observation", tabIndex: 0 }),
-    ...(data.has_actions ? [make("h3", "Action"), make("pre", full(columns.action[i]) || "(none)", { id: "action" })]
-      : []),
-    make("h3", "Advantage by estimator"), drawEstimators(i),
+    heading("Observation", "what the agent saw before it acted"),
+    make("pre", full(columns.observation[i]), { id: "observation", tabIndex: 0 }),
+    ...(data.has_actions ? [heading("Action", "what it did"),
+      make("pre", full(columns.action[i]) || "(none)", { id: "action" })] : []),
+    heading("Advantage by estimator", "A of this step, under each estimator"), drawEstimators(i),
     make("p", "A/rms: divided by the estimator's root mean square over the file, so that they compare.",
       { className: "soft" }),
     ...drawPeers(i), ...drawNeighbours(i),
@@ -390,7 +576,8 @@ function drawStep() {
 
 function drawEstimators(i) {
   const largest = Math.max(1e-30, ...data.estimators.map(({ key }) => Math.abs(columns.scaled[key][i])));
-  const table = small([["estimator"], ["A", "number"], ["A/rms", "number"], ["", "", ""],
+  const table = small([["estimator", "", "hover over a name for its meaning"], ["A", "number", "advantage"],
+    ["A/rms", "number", "divided by its root mean square"], ["", "", "A/rms as a bar, 0 in the middle"],
     ["step term", "", "what it was compared with"]], data.estimators.map((row) => [
     make("th", row.label, { scope: "row", title: row.meaning }),
     numeric(columns.advantage[row.key][i], signed), numeric(columns.scaled[row.key][i], signed),
@@ -408,17 +595,19 @@ function drawPeers(i) {
   const rows = cluster < 0 ? [] : members[shown.partition].get(cluster);
   if (rows.length < 2) {
     const why = cluster < 0 ? "Set aside: it takes no part." : "No other step of the prompt group shares its state";
-    return [make("h3", "Cluster"), make("p", `${why} (${title}).`, { className: "soft" })];
+    return [heading("Cluster", SAME), make("p", `${why} (${title}).`, { className: "soft" })];
   }
   const letter = letters.has(cluster) ? letters.get(cluster).name : "";
-  const found = [make("h3", `Cluster ${letter} of ${rows.length} steps: ${title}`)];
+  const found = [heading(`Cluster ${letter} of ${rows.length} steps: ${title}`, SAME)];
   const name = letters.get(cluster);
   if (data.has_actions) {
     const firsts = [...membersBy(rows.map((k) => columns.same_action[k])).values()].map((own) => rows[own[0]]);
     const actions = sorted(firsts, (k) => -actionOf(k, rows).length, 1);
     const average = number(mean(rows, columns.returns));
     found.push(make("p", `Mean return of the cluster ${average}; by action (▸ this step's):`, { className: "soft" }));
-    found.push(small([["action"], ["steps", "number"], ["mean R", "number"]], actions.map((k) => {
+    const headings = [ACTION, ["steps", "number", "of the cluster, with this action"],
+      ["mean R", "number", "of these steps"]];
+    found.push(small(headings, actions.map((k) => {
       const own = actionOf(k, rows), here = columns.same_action[k] === columns.same_action[i];
       const label = oneLine(columns.action[k]) || "(none)";
       return [make("td", here ? make("b", `▸ ${label}`) : label, { className: "text", title: label }),
@@ -426,13 +615,13 @@ function drawPeers(i) {
     })));
   }
   const others = rows.filter((k) => k !== i);
-  const table = small([["rollout · step"], ["action"], ["R", "number"], ["A", "number"]],
+  const table = small([WHERE, ACTION, RETURN, ["A", "number", "advantage, by the estimator chosen above"]],
     others.slice(0, 50).map((k) => [
     cell(go(k)), make("td", oneLine(columns.action[k]), { className: "text", title: oneLine(columns.action[k]) }),
     numeric(columns.returns[k]), numeric(columns.advantage[shown.estimator][k], signed),
   ]));
   table.id = "peers";
-  found.push(make("h3", "Its peers"), table);
+  found.push(heading("Its peers", "the other steps of its cluster"), table);
   if (others.length > 50) found.push(make("p",
     `${others.length - 50} more: filter the list of steps by cluster ${name ? name.name : ""}.`,
     { className: "soft" }));
@@ -443,10 +632,10 @@ const actionOf = (k, rows) => rows.filter((other) => columns.same_action[other] 
 
 function drawNeighbours(i) {
   const near = columns.neighbours[i];
-  const found = [make("h3", "Kernel neighbours (GAE)")];
+  const found = [heading("Kernel neighbours (GAE)", "the states that count most in V̂ of this one")];
   if (!near.length) return [...found, make("p", "None: the prompt group has no other usable state.",
     { className: "soft" })];
-  const table = small([["rollout · step"], ["action"], ["R", "number"],
+  const table = small([WHERE, ACTION, RETURN,
     ["k", "number", "kernel of state and time, at most 1"]], near.map((k, at) => [
     cell(go(k)), make("td", oneLine(columns.action[k]), { className: "text", title: oneLine(columns.action[k]) }),
     numeric(columns.returns[k]), numeric(columns.kernel[i][at]),
@@ -473,6 +662,11 @@ function chooseStep(i) {
   if (i === undefined || i < 0 || i >= count) return;
   shown.step = i;
   if (columns.group[i] !== shown.group) { chooseGroup(columns.group[i]); return keep(); }
+  const path = String(columns.rollout[i]), pair = $("#view").value === "pair";
+  if (pair && ![$("#first").value, $("#second").value].includes(path)) {
+    $("#first").value = path;
+    drawTranscript();
+  } else if (!pair && $("#first").value !== path) chooseRollouts();
   markCells();
   const here = [...$("#steps tbody").rows].some((row) => row.dataset.key === String(i));
   if (here && $("#steps").contains(document.activeElement)) select($("#steps table"), i);
@@ -483,7 +677,40 @@ function chooseStep(i) {
 
 function keep() {
   drawStep();
-  history.replaceState(null, "", `#step=${shown.step}`);
+  history.replaceState(null, "", `#${address()}`);
+}
+
+// The step, and what is not chosen as usual.
+function address() {
+  const chosen = Object.keys(usual).filter((name) => $(`#${name}`).value !== usual[name]);
+  return new URLSearchParams([["step", shown.step], ...chosen.map((name) => [name, $(`#${name}`).value])]).toString();
+}
+
+function follow() {
+  const wanted = new URLSearchParams(location.hash.slice(1)), step = Number(wanted.get("step") || NaN);
+  for (const name of Object.keys(usual)) {
+    const list = $(`#${name}`), value = wanted.get(name) ?? usual[name];
+    if ([...list.options].some((one) => one.value === value)) list.value = value;
+  }
+  shown.estimator = $("#estimator").value;
+  shown.partition = $("#partition").value;
+  shown.step = Number.isInteger(step) && step >= 0 && step < count ? step : informative();
+  shown.group = columns.group[shown.step];
+  redraw();
+}
+
+async function copyLink() {
+  keep();
+  const href = location.href;
+  try { await navigator.clipboard.writeText(href); } catch {  // a browser that keeps the clipboard from files
+    const field = make("textarea", href);
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  $("#link").textContent = "Copied";
+  setTimeout(() => { $("#link").textContent = "Copy link"; }, 2000);
 }
 
 function redraw() {
@@ -540,22 +767,31 @@ async function start() {
   const trained = data.partitions.some((row) => row.key === "trained");  // a training run's own credit comes first
   $("#estimator").value = trained ? "trained" : data.has_actions ? "bipace" : "bigpo";
   $("#partition").value = trained ? "trained" : "cosine";
-  shown.estimator = $("#estimator").value;
-  shown.partition = $("#partition").value;
+  for (const name of ["estimator", "partition", "view"]) usual[name] = $(`#${name}`).value;
+  $("#file").append(option("", "any"), ...data.files.map((name, k) => option(String(k), name)));
+  $("#of-file").hidden = data.files.length < 2;
   theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  const linked = /^#step=(\d+)$/.exec(location.hash);
-  shown.step = linked && Number(linked[1]) < count ? Number(linked[1]) : informative();
-  shown.group = columns.group[shown.step];
+  if (!count) throw new Error("no record of the file takes part; all are padding");
   $("#problem").hidden = true;
   $("main").hidden = false;
-  shown.stepSort = [0, 1];
-  redraw();
-  $("#estimator").onchange = $("#partition").onchange = redraw;
-  $("#find-group").oninput = drawGroups;
+  follow();
+  onhashchange = follow;
+  $("#estimator").onchange = $("#partition").onchange = () => { redraw(); keep(); };
+  $("#link").onclick = copyLink;
   const form = $("#steps form"), again = () => { shown.page = 0; drawSteps(); };
+  $("#groups form").oninput = () => { drawGroups(); again(); };
   form.oninput = again;
-  form.onsubmit = (event) => event.preventDefault();
+  form.onsubmit = $("#groups form").onsubmit = (event) => event.preventDefault();
   form.onreset = () => setTimeout(again);
+  $("#save-groups").onclick = saveGroups;
+  $("#save-steps").onclick = saveSteps;
+  $("#view").onchange = () => { drawTranscript(); markCells(); fitCells(); keep(); };
+  $("#first").onchange = () => readRollout(Number($("#first").value));
+  $("#second").onchange = () => { drawTranscript(); markCells(); };
+  $("#heat").onclick = (event) => {
+    const dot = event.target.closest(".dot");
+    if (dot) chooseStep(Number(dot.dataset.key));
+  };
   $("#back").onclick = () => { shown.page -= 1; drawSteps(); };
   $("#more").onclick = () => { shown.page += 1; drawSteps(); };
   $("#timeline table").onkeydown = moveInTimeline;
