@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .estimators.rows import ESTIMATORS, FUNCTION, PARTITIONS, VALUES, Estimator, Partition, StateValue
+from .estimators.rows import ESTIMATORS, FUNCTION, PARTITIONS, VALUE_FUNCTION, VALUES, Estimator, Partition, StateValue
 from .settings import PRESETS as PRESET_NAMES
 from .settings import Fields, settings_of
 from .support.errors import InputError, Named
@@ -26,7 +26,7 @@ def check_fields(given: Any, where: str = "") -> None:
     for name, row in settings_of(given).items():
         value = getattr(given, name)
         optional = value is None and (row.off or given.__dataclass_fields__[name].default is None)
-        if not (optional or row.holds(value) or (name == "estimator" and callable(value))):
+        if not (optional or row.holds(value) or (name in ("estimator", "value") and callable(value))):
             raise InputError("{} must be {}, got {!r}.", Named(where + name), row.wanted, value)
 
 
@@ -36,11 +36,12 @@ class Derived:
     partition_row: Partition
     estimator_row: Estimator
     estimator_name: str  # also of a function
+    value_name: str  # likewise
     value_row: StateValue | None  # None: the estimator has no value
     needs: tuple[str, ...]  # arguments of advantage() that the estimator reads in addition to its partition's
     needs_keys: bool  # the estimator compares actions
     averages_actions: bool  # A_S is averaged over near states with the same action, where action keys are given
-    reads_keys: bool  # action keys change the result: they are needed, or averaged over if given
+    reads_keys: bool  # action keys may change the result: needed, averaged over if given, or read by a function
     needs_fingerprint: bool  # the partition or the estimator reads fingerprints
     needs_observation: bool  # the partition compares observations
     needs_truncated: bool  # the estimator has a value with which to continue a trajectory that was cut off
@@ -54,8 +55,8 @@ class Config(Handled, Fields, Derived):
     """What `advantage()` computes.  Every field is checked when the object is made: ValueError names the field.
 
     docs/estimator.md and docs/gae.md define the formulas, docs/settings.md lists the values that each field accepts.
-    estimator may be a function: it gets `StepRecords`, the records that take part, and returns A_S [M]; it can be
-    pickled if it is at a module's top level.
+    estimator may be a function: it gets `StepRecords`, the records that take part, and returns A_S [M].  So may value,
+    which then returns V̂ [M].  A function can be pickled if it is at a module's top level.
 
     """
 
@@ -71,6 +72,9 @@ class Config(Handled, Fields, Derived):
 
     def _pairs(self) -> None:
         """Raises InputError for fields that contradict each other."""
+        if self.value_row is VALUE_FUNCTION and self.share == "memory":
+            memory, batch, group = (Named("share", (name,)) for name in ("memory", "batch", "group"))
+            raise InputError("{} goes with {}; use {} or {}.", memory, Named("value", ("kernel",)), batch, group)
         row, value, name = self.estimator_row, self.value_row, self.estimator_name
         own, partition = Named("estimator", (name,)), Named("partition", (self.partition,))
         none = Named("partition", ("none",))
@@ -82,7 +86,8 @@ class Config(Handled, Fields, Derived):
             raise InputError("{} needs {}, got {}.", own, one, partition)
         if value is not None and value.has_clusters != self.has_clusters:
             wanted = "a partition" if value.has_clusters else none
-            raise InputError("{} of {} needs {}, got {!r}.", Named("value", (self.value,)), own, wanted, self.partition)
+            given = Named("value", (self.value_name,))
+            raise InputError("{} of {} needs {}, got {!r}.", given, own, wanted, self.partition)
         if self.step_norm not in row.step_norms:
             norm, norms = Named("step_norm", (self.step_norm,)), " or ".join(map(repr, row.step_norms))
             able = " or ".join(repr(each.name) for each in ESTIMATORS.values() if self.step_norm in each.step_norms)
@@ -91,7 +96,7 @@ class Config(Handled, Fields, Derived):
     def _derive(self) -> None:
         partition, own = PARTITIONS[self.partition], self.estimator
         estimator = ESTIMATORS[own] if isinstance(own, str) else FUNCTION
-        value = VALUES[self.value] if estimator.has_value else None
+        value = (VALUES[self.value] if isinstance(self.value, str) else VALUE_FUNCTION) if estimator.has_value else None
         needs = estimator.needs + (value.needs if value else ())
         needs_keys, of_fingerprints = "action_key" in estimator.needs, "fingerprint" in needs
         averages_actions = self.action_noise is not None and of_fingerprints
@@ -99,15 +104,18 @@ class Config(Handled, Fields, Derived):
             "partition_row": partition,
             "estimator_row": estimator,
             "estimator_name": own if isinstance(own, str) else str(getattr(own, "__qualname__", own)),
+            "value_name": self.value
+            if isinstance(self.value, str)
+            else str(getattr(self.value, "__qualname__", self.value)),
             "value_row": value,
             "needs": needs,
             "needs_keys": needs_keys,
             "averages_actions": averages_actions,
-            "reads_keys": needs_keys or averages_actions,
+            "reads_keys": needs_keys or averages_actions or estimator is FUNCTION,
             "needs_fingerprint": of_fingerprints or partition.argument == "fingerprint",
             "needs_observation": partition.argument == "observation",
             "needs_truncated": value is not None,
-            "needs_memory": of_fingerprints and self.share == "memory",
+            "needs_memory": value is not None and value.name == "kernel" and self.share == "memory",
             "has_clusters": partition.has_clusters,
             "has_epsilon": partition.argument == "fingerprint",
         }
@@ -175,13 +183,13 @@ class Config(Handled, Fields, Derived):
         return cls._of({"partition": "cosine", "estimator": estimator, "epsilon": epsilon, **changes})
 
     @classmethod
-    def gae(cls, value: str = "kernel", **changes: Any) -> Config:
+    def gae(cls, value: str | Callable[..., Any] = "kernel", **changes: Any) -> Config:
         """Critic-free GAE(λ), this project's own: A = A_S divided by its root mean square over the batch (docs/gae.md).
 
         value   "group": μ_p; "cluster": shrunk means of the clusters of equal observations, or of another partition;
-                "kernel": a Gaussian process over the fingerprints.
+                "kernel": a Gaussian process over the fingerprints; a function: from `StepRecords` to V̂ [M].
         """
-        row = VALUES.get(str(value))
+        row = VALUES.get(value) if isinstance(value, str) else None
         partition = "exact" if row is not None and row.has_clusters else "none"
         defaults = {"partition": partition, "step_norm": "batch", "episode_weight": 0.0}
         return cls._of({**defaults, "estimator": "gae", "value": value, **changes})

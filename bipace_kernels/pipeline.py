@@ -52,7 +52,7 @@ def advantage(
     truncated: Any = None,
     memory: ValueMemory | None = None,
     layout: Layout | None = None,
-    config: Config | None = None,
+    config: Config | str | None = None,
     backend: str = "auto",
     check: str = "auto",
     num_threads: int | None = None,
@@ -82,7 +82,7 @@ def advantage(
                      all copies but the first; None: no trajectory was cut off
     memory           a `ValueMemory`, which share="memory" reads and then adds this batch to; None: no memory
     layout           a `Layout` of these ids; group, trajectory and step are then None
-    config           `Config`; None: Config.bipace()
+    config           `Config`, or a preset's name such as "gae"; None: Config.bipace()
     backend          "auto" | "reference" | "cpu" | "triton" | "cuda"; by name it never falls back
     check            "auto" | "now": on CPU tensors values are always checked at the call
     num_threads      threads of the cpu backend; None: torch.get_num_threads().  The result is the same at any count.
@@ -117,7 +117,7 @@ def advantage(
 def run(
     given: dict[str, Any],
     layout: Layout | None,
-    config: Config | None,
+    config: Config | str | None,
     backend: str,
     check: str,
     num_threads: int | None,

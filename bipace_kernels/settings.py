@@ -134,7 +134,8 @@ _HAS_STEP_TERM = ({"estimator": ("q_style", "diff_peer", "mean", "gae", "functio
 _HISTORY, _SIMILAR, _COSINE = (({"partition": (name,)},) for name in ("history", "similar", "cosine"))
 _HGPO, _GAE = (({"estimator": (name,)},) for name in ("hgpo", "gae"))
 _CLUSTER, _KERNEL = (({"estimator": ("gae",), "value": (name,)},) for name in ("cluster", "kernel"))
-_SHARED = ({"estimator": ("gae",), "value": ("kernel",), "share": ("batch", "memory")},)
+_OF_STATES = ({"estimator": ("gae",), "value": ("kernel", "function")},)  # also of a function's averages over actions
+_SHARED = ({**_OF_STATES[0], "share": ("batch", "memory")},)
 _DIVIDED = ({"episode_norm": ("std",)}, {"step_norm": ("std",)})
 
 
@@ -183,21 +184,24 @@ class Fields:
         "raise", "input that is not finite: an error, or the row is set aside", ON_INVALID, "RULE", trainer="singleton"
     )
     episode_weight: float = setting(1.0, "weight of A_ep; 0 in preset gae", NOT_NEGATIVE, "W", read_by=_ADDS_TERMS)
-    value: str = setting(
-        "kernel", "V̂ of GAE: mean of the group, of clusters, or Gaussian process of fingerprints", VALUES, read_by=_GAE
+    value: str | Callable[..., Any] = setting(
+        "kernel",
+        "V̂ of GAE: mean of the group, of clusters, or Gaussian process of fingerprints; also a function of StepRecords",
+        VALUES,
+        read_by=_GAE,
     )
     share: str = setting(
         "batch",
         "records that GAE's kernel estimates from; memory: also those of earlier batches",
         SHARES,
-        read_by=_KERNEL,
+        read_by=_OF_STATES,
     )
     shrinkage: float = setting(3.0, "κ, by which GAE's means of clusters shrink", NOT_NEGATIVE, "κ", read_by=_CLUSTER)
     kernel_width: float = setting(
-        0.5, "width ℓ of GAE's kernel exp((cos − 1)/ℓ) of centred fingerprints", WIDTH, "ℓ", read_by=_KERNEL
+        0.5, "width ℓ of GAE's kernel exp((cos − 1)/ℓ) of centred fingerprints", WIDTH, "ℓ", read_by=_OF_STATES
     )
     kernel_time: float | None = setting(
-        8.0, "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time", ABOVE_ZERO, "θ", read_by=_KERNEL, off=True
+        8.0, "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time", ABOVE_ZERO, "θ", read_by=_OF_STATES, off=True
     )
     kernel_noise: float = setting(
         2.0, "variance ρ of returns about GAE's value, in units of the kernel's", NOISE, "ρ", read_by=_KERNEL
@@ -206,7 +210,12 @@ class Fields:
         0.3, "covariance s of one prompt group's records, shares batch and memory", SAME, "S", read_by=_SHARED
     )
     action_noise: float | None = setting(
-        0.3, "η of GAE's averages over equal actions in near states; off: none", NOISE, "η", read_by=_KERNEL, off=True
+        0.3,
+        "η of GAE's averages over equal actions in near states; off: none",
+        NOISE,
+        "η",
+        read_by=_OF_STATES,
+        off=True,
     )
     gae_lambda: float = setting(0.5, "λ of GAE", GAMMA, "λ", read_by=_GAE)
     longest_text: int = setting(

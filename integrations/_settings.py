@@ -14,6 +14,7 @@ from ..config import PRESETS, Config, check_fields
 from ..features.embedders import EMBEDDERS, find
 from ..settings import ABSENT, EPSILON, Fields, Range, Setting, setting, settings_of
 from ..support.errors import InputError, Named
+from ..support.optional import named
 
 
 def is_embedder(value: Any) -> bool:
@@ -32,6 +33,12 @@ def _is_layer(value: Any) -> bool:
 
 EMBEDDER = Range(f"one of auto, {', '.join(row.written for row in EMBEDDERS.values())}", is_embedder, str)
 LAYER = Range("an int, an index into hidden_states, or 'block N'", _is_layer, int | str)
+OWN = "'module:NAME' or 'file.py:NAME' of a bk.Config of your own"
+METHOD = Range(
+    f"one of {', '.join(PRESETS)}, or {OWN}",
+    lambda value: isinstance(value, str) and (value in PRESETS or ":" in value),
+    str,
+)
 FOLDER = Range("the path of a folder", lambda value: isinstance(value, str) and value != "", str)
 
 
@@ -39,7 +46,7 @@ FOLDER = Range("the path of a folder", lambda value: isinstance(value, str) and 
 class OwnFields:
     """What trainers have beside the fields of `Config`, or in another form."""
 
-    method: str = setting("bipace", "preset of bk.Config; grpo keeps the trainer's own advantages", tuple(PRESETS))
+    method: str = setting("bipace", "preset of bk.Config; grpo keeps the trainer's own advantages", METHOD)
     estimator: str = setting("q_style", "step term of method bipace", ("q_style", "diff_peer"))
     epsilon: float | str | None = setting(
         None,
@@ -48,6 +55,7 @@ class OwnFields:
         EPSILON,
         "ε",
         also=("auto", "follow"),
+        read_by=({"partition": ("cosine",)},),
     )
     ngram_epsilon: float = setting(EMBEDDERS["ngram"].epsilon, "radius ε for n-grams", EPSILON, "ε")
     embedder: str = setting(
@@ -102,7 +110,8 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
     """One field for each key of a trainer's configuration, listed in docs/settings.md; ValueError names the key.
 
     They are those of bipace_kernels.Config, where None keeps the preset's value, and those of `OwnFields`.  A setting
-    that the method does not read is an error, except for the embedder, its ε, action keys and `estimator`.
+    that the method does not read is an error, except for the embedder, action keys and `estimator`.  With a method of
+    your own, a setting at its default keeps the value of your Config, except `duplicates` and `on_invalid`.
     """
 
     def __post_init__(self) -> None:
@@ -148,14 +157,36 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
     def config(self, epsilon: float | None = None) -> Config:
         """The estimator's configuration, at this ε if the method has one."""
         changes: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Config) if hasattr(self, f.name)}
+        if self.own is not None:
+            kept = {f.name: f.default for f in fields(self) if f.name not in ("duplicates", "on_invalid")}
+            changes = {name: value for name, value in changes.items() if name not in kept or value != kept[name]}
         of_preset = {"epsilon": epsilon, "estimator": self.estimator, "mode": self.gigpo_mode}
         changes |= {name: value if name in self._parameters else None for name, value in of_preset.items()}
         off = {name: None for name, row in settings_of(Config).items() if row.off and changes.get(name) == 0}
-        return PRESETS[self.method](**({k: v for k, v in changes.items() if v is not None} | off))
+        changes = {k: v for k, v in changes.items() if v is not None} | off
+        return PRESETS[self.method](**changes) if self.own is None else replace(self.own, **changes)
+
+    @functools.cached_property
+    def own(self) -> Config | None:
+        """The configuration that the method names, where it is no preset."""
+        if self.method in PRESETS:
+            return None
+        try:
+            found = named(self.method)
+        except ValueError as error:
+            raise InputError("{}: {}", Named("method"), error) from error
+        if not isinstance(found, Config):
+            text = (
+                "{} must name a bk.Config, got {}; a function goes into bk.Config(estimator=…) or Config.gae(value=…)."
+            )
+            raise InputError(text, Named("method"), type(found).__name__)
+        return found
 
     @functools.cached_property
     def _parameters(self) -> tuple[str, ...]:
         """Names of the preset's own parameters."""
+        if self.own is not None:
+            return ("epsilon",) * self.own.has_epsilon
         return tuple(inspect.signature(PRESETS[self.method]).parameters)
 
     @property
@@ -188,6 +219,8 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
     def epsilon_of(self, embedder: str) -> float | None:
         """ε for the fingerprints of this row of EMBEDDERS: the setting, else the default; None: chosen from data."""
         row = EMBEDDERS[embedder]
+        if self.own is not None and self.epsilon is None:
+            return self.own.epsilon
         if embedder == "ngram":
             return float(self.ngram_epsilon)
         if row.fixed or self.epsilon is None:

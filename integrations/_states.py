@@ -206,7 +206,7 @@ class States:
             self.recorder.write(records, result)
         if bad is not None:
             result = result.with_bad_states(bad)
-        metrics = metrics_of(result, used, epsilon, config.has_clusters) | self.radius.moves
+        metrics = metrics_of(result, used, epsilon, config.has_clusters, self.settings) | self.radius.moves
         if kinds is not None:
             shares = torch.bincount(kinds.cpu().long(), minlength=len(KINDS)) / max(1, len(kinds))
             named = zip(KINDS, shares.tolist(), strict=True)
@@ -268,7 +268,8 @@ class States:
 
     def state_dict(self) -> dict[str, Any]:
         """The choices, for a checkpoint: plain values, without the memory's records."""
-        return {**self.radius.state_dict(), **self._kind}
+        own = {} if self.settings.own is None else {"method": self.settings.method}
+        return {**self.radius.state_dict(), **self._kind, **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what a run with the same kind of states has chosen.
@@ -321,10 +322,13 @@ def no_hidden_states(model: Any, states: States) -> str:
 
 
 def metrics_of(
-    result: AdvantageResult, embedder: str = "", epsilon: float | None = None, clusters: bool = True
-) -> dict[str, float]:
-    """A step's metrics for the trainer's log, with the embedder in use, its ε, and value R² (NaN: undefined)."""
+    result: AdvantageResult, embedder: str = "", epsilon: float | None = None, clusters: bool = True,
+    settings: Settings | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """A step's metrics for the trainer's log: also a method of the user's own, embedder, ε, value R² (NaN: undefined)."""
     metrics = result.metrics()
+    if settings is not None and settings.own is not None:
+        metrics[f"bipace/method/{settings.method.rpartition('/')[2]}"] = 1.0
     if embedder:
         metrics[f"bipace/embedder/{embedder}"] = 1.0
     if epsilon is not None:

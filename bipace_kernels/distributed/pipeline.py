@@ -72,7 +72,7 @@ def advantage(
     valid: Any = None,
     truncated: Any = None,
     memory: ValueMemory | None = None,
-    config: Config | None = None,
+    config: Config | str | None = None,
     backend: str = "auto",
     check: str = "auto",
     num_threads: int | None = None,
@@ -239,7 +239,7 @@ class _Own:
 
 
 def _check_own(
-    given: Given, config: Config | None, backend: str, num_threads: int | None, memory: ValueMemory | None = None
+    given: Given, config: Config | str | None, backend: str, num_threads: int | None, memory: ValueMemory | None = None
 ) -> _Own:
     """The rows of this rank.  Bad arguments fail here, before the other ranks wait for data."""
     cfg = check_config(config)
@@ -296,7 +296,7 @@ def _check_own(
 def _plain_fields(cfg: Config) -> dict[str, Any]:
     """The configuration as JSON holds it, to be compared over the ranks."""
     plain = {field.name: getattr(cfg, field.name) for field in fields(Config)}
-    plain["estimator"] = cfg.estimator_name
+    plain |= {"estimator": cfg.estimator_name, "value": cfg.value_name}
     return {name: x if x is None or isinstance(x, (str, int)) else float(x) for name, x in plain.items()}
 
 
@@ -359,7 +359,9 @@ def _run(process_group: Any, prepare: Callable[[], _Own]) -> AdvantageResult:
     state: Tensor | None = None
     failed: str | None = None
     if cfg.needs_fingerprint or not of_codes:
-        plan = _Plan.make(ranks, columns, counts, together=_makes_values(cfg) and cfg.share != "group")
+        plan = _Plan.make(
+            ranks, columns, counts, together=_makes_values(cfg) and (cfg.share != "group" or callable(cfg.value))
+        )
         labels, state, failed = _labels(ranks, plan, columns, head, own)
         if _makes_values(cfg):
             columns["value"], columns["raw_advantage"] = labels.view(torch.float64)

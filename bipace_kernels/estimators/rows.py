@@ -80,3 +80,4 @@ VALUES: dict[str, StateValue] = {
         StateValue("kernel", needs=("fingerprint",)),
     )
 }
+VALUE_FUNCTION = StateValue("function", needs=("fingerprint",))  # of Config.gae(value=function)

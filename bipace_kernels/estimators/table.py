@@ -1,7 +1,8 @@
 """Step terms of a batch: a function for each row of ESTIMATORS and VALUES (rows.py).
 
 A new estimator is a row there, a function here, and its kernel in each backend (docs/development.md walks through one).
-A user's own estimator needs none of that: `Config(estimator=function)`, see `StepRecords`.
+A user's own estimator or value needs none of that: `Config(estimator=function)`, `Config.gae(value=function)`; see
+`StepRecords`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from ..config import Config
 from .landmarks import choose_landmarks
 from .memory import Readings
 from .partitions import Batch, cluster_histories, histories, labels_of
-from .rows import VALUES
 
 Tensor = torch.Tensor
 
@@ -57,15 +57,16 @@ def _hgpo(batch: Batch) -> Terms:
 
 def _gae(batch: Batch) -> Terms:
     """GAE(λ) over a value of each record's state (docs/gae.md)."""
-    labels = labels_of(batch)
+    labels, row = labels_of(batch), batch.config.value_row
+    assert row is not None
     value, raw = batch.by_record_or_none(batch.inputs.value), batch.by_record_or_none(batch.inputs.raw_advantage)
     if value is None or raw is None:
         products = _room_for_products(batch)
-        value = _VALUES[batch.config.value](batch, labels, products)
+        value = _VALUES[row.name](batch, labels, products)
         raw = _averaged(batch, _recursion(batch, value), products)
     step_term = batch.backend.critic.normed_advantage(batch.records, raw, batch.returns, batch.config.step_norm)
     branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
-    if VALUES[batch.config.value].has_clusters:
+    if row.has_clusters:
         sizes = torch.zeros_like(labels).index_add_(0, labels.clamp(min=0), (labels >= 0).to(labels.dtype))
         branch = torch.where((labels >= 0) & (sizes.index_select(0, labels.clamp(min=0)) > 1), int(Branch.PACE), branch)
     return Terms(labels, step_term, branch, value, raw)
@@ -105,7 +106,7 @@ def _kernel(cfg: Config, noise: float) -> Kernel:
 
 def _room_for_products(batch: Batch) -> Tensor | None:
     """Where the CPU's kernels keep the products of rows from V̂ for the averages; None if unneeded or too many."""
-    if batch.backend.deferred or not _averages(batch) or batch.memory is not None:
+    if batch.backend.deferred or not _averages(batch) or batch.memory is not None or callable(batch.config.value):
         return None
     lengths = batch.layout.group_offsets.diff()
     lengths = lengths[lengths <= LONGEST]  # nothing is kept for a group that may be cut into blocks
@@ -175,7 +176,7 @@ def _inside_groups(batch: Batch) -> Tensor | None:
 
 @dataclass(frozen=True)
 class StepRecords:
-    """Argument of a user's own estimator: the records that take part, in processing order, on their device.
+    """Argument of a user's own estimator or value: the records that take part, in processing order, on their device.
 
     returns              [M] float32   R, discounted return-to-go
     rewards              [M] float64 or None
@@ -185,7 +186,7 @@ class StepRecords:
     trajectory_offsets   [T+1] int64   likewise of trajectories, in time order
     step                 [M] int64     step number inside the trajectory
     action_key           [M] int64 or None
-    fingerprint          [M, D] or None
+    fingerprint          [M, D] or None; zeros where a state was zero or not finite
     config               the configuration of the call
     """
 
@@ -202,8 +203,24 @@ class StepRecords:
 
 
 def _function(batch: Batch) -> Terms:
-    """Config.estimator as a function.  Records set aside are removed first, which synchronizes with a GPU once."""
-    x, labels, records, taken = batch.inputs, labels_of(batch), batch.records, batch.records.taken
+    """Config.estimator as a function."""
+    labels = labels_of(batch)
+    term = _of_function("estimator", batch, labels).to(torch.float32)
+    branch = torch.full_like(labels, int(Branch.PACE), dtype=torch.uint8)
+    return Terms(labels, term, branch if batch.records.taken is None else branch * batch.records.taken)
+
+
+def _function_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Tensor:
+    return _of_function("value", batch, labels)
+
+
+def _of_function(argument: str, batch: Batch, labels: Tensor) -> Tensor:
+    """[M] float64, finite in float32, of the function that is this argument of Config; 0 for records set aside.
+
+    Those are removed before it is called, which synchronizes with a GPU once.
+    """
+    x, records, taken, state = batch.inputs, batch.records, batch.records.taken, batch.records.state
+    usable = records.usable if state is None else state == 0
     kept: Tensor | None = None
     if taken is not None:
         kept = torch.nonzero(taken).flatten()
@@ -215,37 +232,46 @@ def _function(batch: Batch) -> Terms:
     def of_taken(column: Tensor) -> Tensor:
         return column if kept is None else column[kept]
 
+    fingerprint = of_rows(x.fingerprint)
+    if fingerprint is not None and usable is not None:
+        fingerprint = fingerprint.masked_fill(~of_taken(usable)[:, None], 0)
     given = StepRecords(
         returns=of_taken(batch.returns), rewards=of_rows(x.rewards), episode_advantage=of_taken(batch.episode),
         cluster=of_taken(labels), group_offsets=records.group_offsets, trajectory_offsets=records.trajectory_offsets,
-        step=records.time, action_key=of_rows(x.action_key), fingerprint=of_rows(x.fingerprint), config=batch.config,
+        step=records.time, action_key=of_rows(x.action_key), fingerprint=fingerprint, config=batch.config,
     )  # fmt: skip
-    term = _checked(batch.config.estimator(given), given, batch.config.estimator_name)  # type: ignore[operator]
-    branch = torch.full_like(labels, int(Branch.PACE), dtype=torch.uint8)
-    if kept is None or taken is None:
-        return Terms(labels, term, branch)
-    return Terms(labels, torch.zeros_like(batch.returns).index_copy_(0, kept, term), branch * taken)
+    name = f"{argument} {getattr(batch.config, f'{argument}_name')}"
+    try:
+        found = getattr(batch.config, argument)(given)
+    except Exception as error:
+        kind = type(error) if type(error) in (ValueError, TypeError) else RuntimeError
+        raise kind(
+            f"{name} raised {type(error).__name__} on a batch (records: {records.n_records}, rollouts: "
+            f"{records.n_trajectories}, prompt groups: {records.n_groups}): {error}"
+        ) from error
+    term = _checked(found, given, name)
+    return term if kept is None else torch.zeros_like(batch.returns, dtype=torch.float64).index_copy_(0, kept, term)
 
 
 def _checked(found: Any, records: StepRecords, name: str) -> Tensor:
-    """The result of a user's function as [M] float32; TypeError or ValueError if it is not valid."""
+    """The result of a user's function as [M] float64; TypeError or ValueError if it is not valid."""
     like = records.returns
     if not isinstance(found, Tensor):
-        raise TypeError(f"estimator {name} must return a tensor [M] like records.returns, got {type(found).__name__}.")
+        raise TypeError(f"{name} must return a tensor [M] like records.returns, got {type(found).__name__}.")
     if found.shape != like.shape or found.device != like.device or not found.dtype.is_floating_point:
         raise ValueError(
-            f"estimator {name} must return float values of shape {list(like.shape)} on {like.device}, one for each "
-            f"record, got {found.dtype} {list(found.shape)} on {found.device}."
+            f"{name} must return float values of shape {list(like.shape)} on {like.device}, one for each record, got "
+            f"{found.dtype} {list(found.shape)} on {found.device}."
         )
-    rounded = found.detach().to(torch.float32)
-    bad = torch.nonzero(~rounded.isfinite()).flatten()
+    term: Tensor = found.detach().to(torch.float64)
+    bad = torch.nonzero(~term.to(torch.float32).isfinite()).flatten()
     if bad.numel():
         at = int(bad[0])
         raise ValueError(
-            f"estimator {name} must return values that are finite in float32, got {float(found[at]):g} for record {at} "
-            f"and {bad.numel()} such values in all; check its divisions."
+            f"{name} must return values that are finite in float32, got {float(found[at]):g} for record {at} and "
+            f"{bad.numel()} such values in all; check its divisions."
         )
-    return rounded
+    return term
 
 
 _TERMS: dict[str, Callable[[Batch], Terms]] = {
@@ -254,5 +280,5 @@ _TERMS: dict[str, Callable[[Batch], Terms]] = {
 }  # fmt: skip
 #: [M] float64 V̂ of a batch, given its clusters and room for the products of rows (see Critic.kernel_values).
 _VALUES: dict[str, Callable[[Batch, Tensor, Tensor | None], Tensor]] = {
-    "group": _group_values, "cluster": _mean_values, "kernel": _kernel_values,
+    "group": _group_values, "cluster": _mean_values, "kernel": _kernel_values, "function": _function_values,
 }  # fmt: skip

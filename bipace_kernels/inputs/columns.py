@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..config import Config
+from ..config import PRESETS, Config
 from ..estimators.memory import ValueMemory
 from ..support.warnings import warn_of_unparsed
 from . import checks
@@ -80,7 +80,7 @@ def check_columns(
         if value is not None and name != "group":
             checks.check_length(value, name, n)
 
-    function = not isinstance(config.estimator, str)  # a user's own estimator, which may read any column
+    function = callable(config.estimator)  # a user's own estimator, which may read any column
     reads_fingerprint = config.needs_fingerprint or (function and given["fingerprint"] is not None)
     reads_fingerprint &= given.get("value") is None
     unused = not function and given["returns"] is not None and given["episode_return"] is not None
@@ -108,15 +108,19 @@ def check_columns(
     }
 
 
-def check_config(config: Config | None) -> Config:
-    if config is None:
-        return _DEFAULT
-    if not isinstance(config, Config):
-        raise TypeError(f"config must be a bipace_kernels.Config, got {checks.type_name(config)}; e.g. Config.gigpo().")
-    return config
+def check_config(config: Config | str | None) -> Config:
+    """The configuration; a preset's name stands for the preset, and None for "bipace"."""
+    if isinstance(config, Config):
+        return config
+    name = "bipace" if config is None else config
+    if isinstance(name, str) and name in _OF_PRESETS:
+        return _OF_PRESETS[name]
+    got = repr(config) if isinstance(config, str) else checks.type_name(config)
+    kind = ValueError if isinstance(config, str) else TypeError
+    raise kind(f"config must be a bipace_kernels.Config, got {got}; or the name of a preset, {', '.join(_OF_PRESETS)}.")
 
 
-_DEFAULT = Config.bipace()
+_OF_PRESETS = {name: make() for name, make in PRESETS.items()}
 
 
 def check_check(check: object) -> None:
@@ -129,7 +133,7 @@ def check_memory(memory: object, config: Config) -> None:
         raise TypeError(f"memory must be a bipace_kernels.ValueMemory, got {checks.type_name(memory)}.")
     if memory is not None and not config.needs_memory:
         raise ValueError(
-            f"memory must be None with estimator={config.estimator_name!r}, value={config.value!r} and "
+            f"memory must be None with estimator={config.estimator_name!r}, value={config.value_name!r} and "
             f"share={config.share!r}, which do not read it; use Config.gae(share='memory')."
         )
 
@@ -151,8 +155,8 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
         raise ValueError(f"rewards is missing; estimator={cfg.estimator!r} reads the reward of each step.")
     if "fingerprint" in needs and given["fingerprint"] is None and given.get("value") is None:
         raise ValueError(
-            f"fingerprint is missing; estimator={cfg.estimator!r} with value={cfg.value!r} needs one per row, or take "
-            "value='group' or 'cluster'."
+            f"fingerprint is missing; estimator={cfg.estimator!r} with value={cfg.value_name!r} needs one per row: "
+            "bipace_kernels.ngram_fingerprint(observation) makes them from texts.  Or take value='group' or 'cluster'."
         )
     argument = cfg.partition_row.argument
     if argument is not None and given[argument] is None:
@@ -170,7 +174,7 @@ def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
     """[N] int64 keys; where the estimator does not use them, they only serve the metrics, and others are ignored."""
     if action_key is None:
         return None
-    if cfg.reads_keys or not isinstance(cfg.estimator, str):
+    if cfg.reads_keys:
         return checks.integer_vector(action_key, "action_key", n)
     try:
         return checks.integer_vector(action_key, "action_key", n)

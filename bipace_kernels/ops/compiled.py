@@ -32,7 +32,7 @@ _FIELDS = tuple(field.name for field in fields(Config))
 def advantage(
     given: dict[str, Any],
     layout: Layout | None,
-    config: Config | None,
+    config: Config | str | None,
     backend: str,
     check: str,
     num_threads: int | None,
@@ -47,10 +47,10 @@ def advantage(
             raise TypeError(f"{name} must be a tensor under torch.compile, got {type_name(value)}; make one outside.")
     handle = handle_of(cfg)
     # A Config made outside is passed by its handle, so another ε does not recompile; one made inside is a constant.
-    if not handle and not isinstance(cfg.estimator, str):
+    if not handle and (callable(cfg.estimator) or callable(cfg.value)):
+        name = f"estimator={cfg.estimator_name}" if callable(cfg.estimator) else f"value={cfg.value_name}"
         raise ValueError(
-            f"config with estimator={cfg.estimator_name} must be made outside of the compiled function: a graph "
-            "holds no function."
+            f"config with {name} must be made outside of the compiled function: a graph holds no function."
         )
     spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
     tensors, options = [given[name] for name in TENSORS], {"check": check, "num_threads": num_threads or 0}

@@ -1,9 +1,14 @@
-"""Packages of extras.  A missing one gives a one-sentence error with the command that installs it."""
+"""Packages of extras, whose absence gives a one-sentence error with the command that installs one; objects by name."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
+import sys
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 # Name in `import` -> name on PyPI, extra that has it.
 PACKAGES = {
@@ -50,3 +55,20 @@ def need(name: str, purpose: str) -> ModuleType:
             f"{purpose} needs the package {package}, which is not installed: {install(extra)}", name=name
         )
     return importlib.import_module(name)
+
+
+@functools.cache
+def named(text: str) -> Any:
+    """The object that "module:NAME" or "folder/file.py:NAME" names; ValueError says why there is none."""
+    place, _, name = text.rpartition(":")
+    try:
+        if not place.endswith(".py"):
+            return getattr(importlib.import_module(place), name)
+        file = str(Path(place).resolve())
+        spec: Any = importlib.util.spec_from_file_location(file, file)
+        module = sys.modules[file] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return getattr(module, name)
+    except Exception as error:  # whatever the user's module raises
+        cure = "" if place.endswith(".py") else f"; for a file of the current folder write {place}.py:{name}"
+        raise ValueError(f"{text} cannot be loaded, {type(error).__name__}: {error}{cure}.") from error

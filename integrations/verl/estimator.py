@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...config import PRESETS
 from .._rollout_rows import RolloutRows
 from .._settings import Settings
 from .._states import States, file_of
@@ -57,6 +58,8 @@ def settings_of(algorithm: Any) -> Settings:
     given = {key: value for key, value in own.items() if key != "cluster_on" and value is not None}
     if algorithm.get("gamma", 1.0) != 1.0:
         given.setdefault("gamma", algorithm.gamma)
+    if (preset := PRESETS.get(given.get("method", "bipace"))) is not None and not preset().has_epsilon:
+        given.pop("epsilon", None)  # the paper's recipes set it, and another method may follow one (docs/verl.md)
     if given.get("method") == "gae" and algorithm.get("lam", 1.0) != 1.0:
         given.setdefault("gae_lambda", algorithm.lam)
     return Settings.of(given, WHERE)

@@ -85,7 +85,7 @@ def write_advantages(
     result = advantage(group, trajectory, config=config, memory=states and states.memory, **given)
     embedder = find(settings.bisim_embedder)[0].name if settings.bisim_grouping or config.needs_fingerprint else ""
     epsilon = config.epsilon if config.has_epsilon else None
-    metrics, total = metrics_of(result, embedder, epsilon, config.has_clusters), result.advantage
+    metrics, total = metrics_of(result, embedder, epsilon, config.has_clusters, settings.gae), result.advantage
     metrics |= {} if states is None else states.radius.moves
     if settings.hgpo is None:
         if settings.bipace_episode_scope == "step":

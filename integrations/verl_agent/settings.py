@@ -9,7 +9,7 @@ from typing import Any
 from ...config import Config, check_fields
 from ...features.embedders import EMBEDDERS, find
 from ...settings import EPSILON, NOT_NEGATIVE, SIMILARITY, Range, Setting, setting, settings_of
-from .._settings import FOLDER, LAYER, OwnFields, is_embedder
+from .._settings import FOLDER, LAYER, METHOD, OWN, OwnFields, is_embedder
 from .._settings import Settings as Shared
 from .._states import States
 
@@ -19,7 +19,9 @@ EMBEDDER = Range(f"one of {NAMES}", lambda value: value != "auto" and is_embedde
 RECORD_DIR, RECORD_EVERY = (settings_of(OwnFields)[name] for name in ("record_dir", "record_every"))
 #: Keys bipace_NAME of method gae; the weight of its step term is verl-agent's own step_advantage_w.
 OF_GAE = {
-    "method": Setting("gae: Config.gae(); the paper's methods are the keys above", ("gae",)),
+    "method": Setting(
+        "gae: Config.gae(); the paper's methods are the keys above", Range(f"gae, or {OWN}", METHOD.holds, str)
+    ),
     **{
         name: row
         for name, row in settings_of(Shared).items()
@@ -184,6 +186,9 @@ class Settings:
             own |= {k: self.hgpo[k] for k in ("history_length", "length_weight_alpha", "base_group") if k in self.hgpo}
             norms = Config.gigpo(self.hgpo.get("mode", "mean_std_norm"))
             return replace(norms, partition="history", estimator="hgpo", **own)
+        if self.gae is not None and self.gae.own is not None:
+            weight = {} if self.step_advantage_w == 1.0 else {"step_weight": self.step_advantage_w}
+            return replace(self.gae.config(), **own, **weight)
         if self.gae is not None:
             norms = Config.gigpo(self.mode)  # of the episode term
             own |= {name: getattr(norms, name) for name in ("episode_norm", "episode_scope", "lone_trajectory")}
@@ -208,11 +213,11 @@ def keys() -> dict[str, Any]:
 def gae_of(given: Mapping[str, Any], gamma: float) -> Shared | None:
     """The settings of method gae among verl-agent's keys, named as in the other adapters; None without the method."""
     own = {name: given[f"bipace_{name}"] for name in OF_GAE if given.get(f"bipace_{name}") is not None}
-    if own.get("method") == "gae":
+    if own.get("method") == "gae" or ":" in str(own.get("method")):
         return Shared.of({"gamma": gamma, **own}, f"{WHERE}bipace_")
     if own:
         raise ValueError(
-            f"{WHERE}bipace_method must be gae if there are keys bipace_…, got {own.get('method')!r}: set it, or "
+            f"{WHERE}bipace_method must be gae, or {OWN}, if there are keys bipace_…, got {own.get('method')!r}: set it, or "
             f"leave out {', '.join(f'bipace_{name}' for name in own)}; the paper's methods are bisim_grouping and "
             "cacb_enabled."
         )

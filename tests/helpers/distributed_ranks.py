@@ -48,10 +48,16 @@ def reads_fingerprint(records: Any) -> torch.Tensor:
     return records.returns if records.fingerprint is None else records.returns * records.fingerprint[:, 0]
 
 
+def own_value(records: Any) -> torch.Tensor:
+    """Depends on all records, also where values are not shared between groups."""
+    return records.returns.double() * 0.5 + records.fingerprint.double().sum()
+
+
 OWN = {
     f"own term, {partition}": bk.Config(partition=partition, estimator=own_term, epsilon=0.2)
     for partition in ("none", "exact", "cosine")
 }
+OWN["own value"] = bk.Config.gae(own_value, share="group", step_norm="none")
 
 
 def take(value: Any, rows: Any) -> Any:
@@ -273,7 +279,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         f"ValueError: the dtype of fingerprint {SAME} torch.float32 on rank 0 and torch.float16 on rank 2",
     ),
     "config": ({"config": bk.Config.bipace(0.3)}, f"ValueError: config.epsilon {SAME} 0.1 on rank 0 and 0.3 on rank 2"),
-    "no config": ({"config": "bipace"}, "TypeError: rank 2: config must be a bipace_kernels.Config"),
+    "no config": ({"config": 3}, "TypeError: rank 2: config must be a bipace_kernels.Config"),
     "backend": ({"backend": "cuda"}, "RuntimeError: rank 2: backend='cuda' cannot run here"),
     "value": ({"rewards": [0.0, 0.0, float("nan")]},
      "ValueError: rewards must be finite (and within ±1e37), got nan at row 8;"),
@@ -288,7 +294,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
      "ValueError: rank 2: observation must hold texts of at most longest_text"),
     "own term, exact": ({},
      "ValueError: rank 0: fingerprint must be None with an estimator function and partition='exact'"),
-    "own term": ({}, "ValueError: an estimator function cannot read records.fingerprint in bipace_kernels.distributed"),
+    "own term": ({}, "ValueError: estimator reads_fingerprint raised ValueError on a batch (records: 9, rollouts: 3, prompt "
+     "groups: 1): an estimator function cannot read records.fingerprint in bipace_kernels.distributed"),
     "text": ({"observation": [1, 2, 3]}, "TypeError: rank 2: observation must hold str for partition='similar'"),
 }  # fmt: skip
 CONFIGURED = {

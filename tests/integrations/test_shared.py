@@ -238,6 +238,11 @@ def test_functions_give_way_and_come_back():
         ({"episode_weight": -1.0}, "episode_weight must be a number"),
         ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight has no effect"),
         ({"method": "grpo", "step_weight": 0.5}, "step_weight has no effect"),
+        ({"method": "gae", "epsilon": 0.2}, "epsilon has no effect with these settings of method gae; leave it out, or set"),
+        ({"method": "gae", "epsilon": "auto"}, "epsilon has no effect with these settings of method gae"),
+        ({"method": "absent_module:KNN"}, "for a file of the current folder write absent_module.py:KNN"),
+        ({"method": "absent.py:KNN"}, "method: absent.py:KNN cannot be loaded, FileNotFoundError"),
+        ({"method": "math:pi"}, "method must name a bk.Config, got float; a function goes into"),
     ],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_warned_by_name(given, said):
@@ -276,7 +281,7 @@ def test_settings_of_gae_are_those_of_its_configuration():
     """What each value needs; and no ε, neither in the configuration nor chosen nor logged."""
     own = {"on_invalid": "singleton", "duplicates": "once"}
     for value in (None, "kernel", "cluster", "group"):
-        settings = Settings.of({"method": "gae", "value": value, "epsilon": "auto"})
+        settings = Settings.of({"method": "gae", "value": value})
         assert settings.config().needs_fingerprint is (value in (None, "kernel"))
         assert settings.config().needs_observation is (value == "cluster")
         assert not settings.config().needs_keys and settings.config(0.3) == bk.Config.gae(value or "kernel", **own)
@@ -288,13 +293,52 @@ def test_settings_of_gae_are_those_of_its_configuration():
     assert found == bk.Config.gae(kernel_time=None, action_noise=None, **changed, **own)
     assert Settings.of({"method": "gae", "action_noise": 0.5}).config().action_noise == 0.5
     assert Settings.of({"episode_weight": 0}).config() == bk.Config.bipace(episode_weight=0, **own)
-    states = States(Settings.of({"method": "gae", "epsilon": "auto"}))
+    states = States(Settings.of({"method": "gae"}))
     states.load_state_dict({"epsilon": 0.1, "embedder": "auto", "layer": -8})
     hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
     result, metrics = states.advantage(RECORDS, list, hidden=hidden)
     assert states.epsilon is None and "bipace/epsilon" not in metrics and metrics["bipace/embedder/actor_hidden"] == 1.0
     wanted = bk.advantage(**RECORDS, fingerprint=hidden, config=bk.Config.gae(**own))
     assert torch.equal(result.advantage, wanted.advantage)
+
+
+MINE = """
+import bipace_kernels as bk
+
+def half(records):
+    return records.returns * 0.5
+
+KNN = bk.Config.gae(half, gamma=0.5, gae_lambda=0.25, action_noise=None)
+TERM = bk.Config(partition="none", estimator=half, step_weight=3.0, on_invalid="raise")
+CLUSTERS = bk.Config.bigpo(0.3)
+"""
+
+
+def test_a_method_of_one_s_own_trains_by_its_name(tmp_path, monkeypatch):
+    """Its own values hold where a setting is at its default; a log and a checkpoint name it."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    set_by_trainers = {"on_invalid": "singleton", "duplicates": "once"}
+    found, term = (Settings.of({"method": f"mine.py:{name}"}).config() for name in ("KNN", "TERM"))
+    assert found == bk.Config.gae(found.value, gamma=0.5, gae_lambda=0.25, action_noise=None, **set_by_trainers)
+    assert found.value_name == "half" and (term.step_weight, term.on_invalid) == (3.0, "singleton")
+    changed = Settings.of({"method": "mine.py:KNN", "gae_lambda": 0.75, "action_noise": 0.5}).config()
+    assert (changed.gamma, changed.gae_lambda, changed.action_noise) == (0.5, 0.75, 0.5)
+    clusters = Settings.of({"method": "mine.py:CLUSTERS"})
+    assert (
+        clusters.epsilon_of("ngram") == 0.3
+        and Settings.of({"method": "mine.py:CLUSTERS", "epsilon": 0.2}).epsilon_of("actor_hidden") == 0.2
+    )
+
+    states = States(Settings.of({"method": str(tmp_path / "mine.py:KNN")}), "here.")
+    hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+    result, metrics = states.advantage(RECORDS, list, hidden=hidden)
+    assert torch.equal(result.value, result.returns * 0.5) and metrics["bipace/method/mine.py:KNN"] == 1.0
+    assert states.state_dict()["method"] == str(tmp_path / "mine.py:KNN")
+    states.save(tmp_path / "bipace.json")
+    states.load(tmp_path / "bipace.json")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Settings.of({"method": "mine:KNN"}).config().gae_lambda == 0.25
 
 
 MEMORY = {"method": "gae", "share": "memory", "memory_rows": 4}

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -64,6 +65,22 @@ def test_several_turns_from_a_rollout_func(tmp_path, method, extras):
     check(trainer, CONFIGS[method])
     rows = [row for b in trainer.batches for row in b["output"]["advantages"]]
     assert max(len(row.unique()) for row in rows) > 2
+
+
+def test_a_method_of_one_s_own(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import bipace_kernels as bk\n\ndef half(records):\n    return records.returns * 0.5\n\n"
+        "MINE = bk.Config(partition='exact', estimator=half, gamma=0.5)\n"
+    )
+    name = f"{tmp_path}/mine.py:MINE"
+    trainer = trained(tmp_path, bipace_method=name, rollout_func=partial(tt.rollout, extras=ALL))
+    check(trainer, replace(trainer.args.settings.config(), **SINGLETON))
+    assert trainer.args.settings.config().gamma == 0.5
+    assert trainer.state.log_history[0]["bipace/method/mine.py:MINE"] == 1.0
+    (parsed,) = HfArgumentParser(BiPACEGRPOConfig).parse_args_into_dataclasses(
+        ["--use_cpu", "true", "--bf16", "false", "--bipace_method", name]
+    )
+    assert parsed.settings.config().estimator_name == "half"
 
 
 GAE = {

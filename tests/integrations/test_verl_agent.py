@@ -328,6 +328,21 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, 
     assert not [key for key in set(batch.batch.keys()) if "bipace" in key]
 
 
+def test_a_method_of_one_s_own_is_the_configuration_that_it_names(ready, tokenizer, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import bipace_kernels as bk\n\ndef half(records):\n    return records.returns * 0.5\n\n"
+        "MINE = bk.Config(partition='exact', estimator=half, step_weight=3.0, episode_weight=0.0)\n"
+    )
+    name = f"{tmp_path}/mine.py:MINE"
+    settings = settings_of(config_of(tmp_path, "algorithm.gamma=0.95", f"algorithm.gigpo.bipace_method='{name}'"))
+    config = settings.config()
+    assert (config.partition, config.estimator_name, config.step_weight) == ("exact", "half", 3.0)
+    batch = ready(7, settings)
+    metrics = write_advantages(batch, settings, tokenizer)
+    assert metrics["bipace/method/mine.py:MINE"] == 1.0
+    assert batch.batch["advantages"].abs().sum() > 0
+
+
 KEPT = {
     "bipace_memory.pt": ("bipace_method=gae", "bipace_share=memory", "bipace_memory_rows=20", "bisim_layer=-2"),
     "bipace.json": ("bisim_grouping=True", "bisim_eps=follow", "bisim_layer=-2"),
@@ -489,8 +504,8 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and does not use PACE: set .* to False"),
         ([f"algorithm.gigpo.{key}" for key in ("bisim_grouping=False", "bipace_method=gae", "bipace_episode_scope=trajectory")],
          "bipace_episode_scope is about the episode term, whose weight is 0 .* set algorithm.gigpo.bipace_episode_weight"),
-        (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae if there are keys bipace_…, got 'bigpo'"),
-        (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae .* got None: set it, or leave out bipace_value"),
+        (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae, or .* if there are keys bipace_…, got 'bigpo'"),
+        (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae.* got None: set it, or leave out bipace_value"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_gae_lambda=2"], r"gigpo\.bipace_gae_lambda must be a"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_memory_rows=9"], r"gigpo\.bipace_memory_rows has no effect"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gamma=2"], r"algorithm\.gigpo\.bipace_gamma must be a number"),

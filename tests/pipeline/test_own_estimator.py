@@ -1,4 +1,4 @@
-"""Config(estimator=function): what the function gets, what it may return, and that it equals the package's own."""
+"""Config(estimator=function), Config.gae(value=function): what it gets, may return, and that it equals the package's own."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ def last_step(records: bk.StepRecords) -> torch.Tensor:
     out = torch.zeros_like(records.returns)
     out[records.trajectory_offsets[1:] - 1] = 1
     return out
+
+
+def group_means(records: bk.StepRecords) -> torch.Tensor:
+    """Config.gae("group")'s V̂."""
+    parts = records.returns.double().tensor_split(records.group_offsets[1:-1].cpu())
+    return torch.cat([part.mean().expand(len(part)) for part in parts])
 
 
 def own(name: str, function=mean) -> bk.Config:
@@ -86,6 +92,65 @@ def test_no_partition_is_needed():
     last = np.array([BATCH.step[i] == BATCH.step[BATCH.trajectory == BATCH.trajectory[i]].max() for i in range(N)])
     assert torch.equal(result.step_advantage, torch.from_numpy(last.astype(np.float32)))
     assert torch.equal(result.advantage, result.episode_advantage + 2 * result.step_advantage)
+
+
+@pytest.mark.parametrize("change", [{}, {"gae_lambda": 1.0, "step_norm": "none"}, {"on_invalid": "singleton"}])
+def test_gae_over_a_function_s_values_is_gae_over_the_same_values(change, backend):
+    """With rollouts that were cut off, and with rows that are set aside."""
+    batch = BATCH.take(np.random.default_rng(2).permutation(N))
+    if "on_invalid" in change:
+        batch.rewards[batch.trajectory == batch.trajectory[0]] = np.nan
+        batch.fingerprint[batch.trajectory != batch.trajectory[0]][0] = np.inf
+    last = np.array([batch.step[i] == batch.step[batch.trajectory == batch.trajectory[i]].max() for i in range(N)])
+    given = batch.arguments(truncated=last & (batch.trajectory % 2 == 0), action_key=None)
+    want = bk.advantage(config=bk.Config.gae("group", **change), backend=backend, **given)
+    got = bk.advantage(config=bk.Config.gae(group_means, **change), backend=backend, **given)
+    torch.testing.assert_close(got.value, want.value, atol=1e-6, rtol=0)
+    torch.testing.assert_close(got.advantage, want.advantage, atol=1e-5, rtol=0)
+
+
+def test_a_value_that_is_a_function_has_averages_over_equal_actions():
+    """Those of the kernel's value, given its values."""
+    shown = bk.advantage(config=bk.Config.gae(action_noise=None), **BATCH.arguments()).value
+    order = np.lexsort((BATCH.step, BATCH.trajectory, BATCH.group))
+    config = bk.Config.gae(lambda records: shown[order])
+    plain, averaged = (
+        bk.advantage(config=c, **BATCH.arguments()) for c in (replace(config, action_noise=None), config)
+    )
+    assert not torch.equal(plain.advantage, averaged.advantage)
+    torch.testing.assert_close(
+        averaged.advantage, bk.advantage(config=bk.Config.gae(), **BATCH.arguments()).advantage, atol=1e-5, rtol=0
+    )
+    with pytest.raises(
+        ValueError, match=r"share='memory' goes with value='kernel'; use share='batch' or share='group'"
+    ):
+        replace(config, share="memory")
+    with pytest.raises(
+        ValueError, match=r"fingerprint is missing.* value='group_means' .*ngram_fingerprint\(observation\)"
+    ):
+        bk.advantage(config=bk.Config.gae(group_means), **BATCH.arguments(fingerprint=None))
+
+
+def test_a_state_that_is_not_finite_reaches_a_function_as_zeros():
+    batch = BATCH.take(np.arange(N))
+    batch.fingerprint[3] = np.nan
+
+    def zeros(records: bk.StepRecords) -> torch.Tensor:
+        assert not records.fingerprint[3].any() and records.fingerprint[2].any()
+        return torch.zeros_like(records.returns)
+
+    bk.advantage(config=bk.Config.gae(zeros, on_invalid="singleton"), **batch.arguments())
+
+
+@pytest.mark.parametrize(("error", "kind"), [(ValueError, ValueError), (KeyError, RuntimeError)])
+def test_an_error_of_a_function_names_it_and_the_batch(error, kind):
+    def fails(records: bk.StepRecords) -> torch.Tensor:
+        raise error("no column x")
+
+    for config, argument in ((own("bipace", fails), "estimator"), (bk.Config.gae(fails), "value")):
+        words = rf"{argument} .*fails raised {error.__name__} on a batch \(records: {N}, .* groups: 4\): .*no column x"
+        with pytest.raises(kind, match=words):
+            bk.advantage(config=config, **BATCH.arguments())
 
 
 BAD_RETURNS = [
