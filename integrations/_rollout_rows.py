@@ -152,7 +152,7 @@ class RolloutRows:
         if "step_rewards" not in self.extra:
             return at_end, None
         given = torch.tensor(self.extra["step_rewards"], dtype=torch.float64)
-        once = torch.from_numpy(np.unique(torch.stack([trajectory, step], 1).numpy(), axis=0, return_index=True)[1])
+        once = _once(trajectory, step)
         total = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory[once], at_end[once])
         return given + penalty, total[trajectory]
 
@@ -189,7 +189,14 @@ class RolloutRows:
             states.recorder.expect(update, partial(self.texts, tokenizer))
         settings, ids = states.settings, self.ids()
         records: dict[str, Any] = dict(ids)
-        records["rewards"], records["episode_return"] = self.rewards(ids, token_rewards)
+        rewards, total = self.rewards(ids, token_rewards)
+        if total is not None:  # step_rewards are given
+            trajectory, once = ids["trajectory"], _once(ids["trajectory"], ids["step"])
+            sums = torch.zeros(int(trajectory.max()) + 1 if len(trajectory) else 0, dtype=torch.float64)
+            sums.index_add_(0, trajectory[once], rewards[once])
+            rest = states.beyond(total.where(ids["valid"], 0.0), sums[trajectory].where(ids["valid"], 0.0))
+            rewards = torch.where(_last(ids) & (rest != 0), rewards + rest, rewards)
+        records["rewards"], records["episode_return"] = rewards, total
         if settings.config().needs_truncated and "truncated" in self.extra:
             records["truncated"] = self.turns.truncated(self.extra["truncated"])
         if settings.config().reads_keys:
@@ -209,6 +216,11 @@ class RolloutRows:
         actions = partial(self.turns.action_texts, self.responses, tokenizer)
         hidden, labels = self.of_turns(self.hidden), self.of_turns(self.labels)
         return states.advantage(records, texts, actions=actions, hidden=hidden, labels=labels, why=why)
+
+
+def _once(trajectory: Tensor, step: Tensor) -> Tensor:
+    """Indices of the distinct steps, each once."""
+    return torch.from_numpy(np.unique(torch.stack([trajectory, step], 1).numpy(), axis=0, return_index=True)[1])
 
 
 def _last(ids: Mapping[str, Tensor]) -> Tensor:

@@ -75,6 +75,12 @@ class OwnFields:
     )
     n_action_tokens: int = setting(8, "tokens of an action key in mode first_n", 1)
     gigpo_mode: str | None = setting(None, "verl-agent's modes, method gigpo", ("mean_norm", "mean_std_norm"))
+    reward_beyond_steps: str = setting(
+        "last",
+        "what a rollout's reward holds beyond the sum of its step_rewards: added to its last step's, or ignored",
+        ("last", "ignore"),
+        read_by=({"estimator": ("gae",)},),
+    )
     memory_rows: int = setting(
         16_384,
         "records kept from earlier batches, for share memory",

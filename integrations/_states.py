@@ -122,6 +122,7 @@ class States:
         self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
         self.fitted = False  # whether any rollout's entries have matched its turns
         self._set_aside = False  # whether a row has been
+        self._beyond = False  # whether rewards have held more than those of their steps
 
     @property
     def epsilon(self) -> float | None:
@@ -229,6 +230,28 @@ class States:
             self._set_aside = True
         self.fitted |= len(misfits) < b
         return torch.tensor([row in misfits for row in range(b)])
+
+    def beyond(self, total: Tensor, of_steps: Tensor) -> Tensor:
+        """float64 what the last step's reward is to have besides its own: R(τ) − Σ step_rewards, or 0 where only method
+        gae's rewards would have it, they are asked to ignore it, or it is within the rounding of float32.
+
+        total, of_steps   float64 R(τ), and sums of step_rewards, of equal shape
+        """
+        rest = total - of_steps
+        rest = rest.where(rest.abs() > 1e-5 * (1 + total.abs()), 0.0)
+        if self.settings.config().estimator != "gae" or not rest.any():
+            return torch.zeros_like(rest)
+        ignored = self.settings.reward_beyond_steps == "ignore"
+        if not self._beyond:
+            warnings.warn(
+                f"rewards hold up to {float(rest.abs().max()):g} beyond the sum of step_rewards, which "
+                f"{'is ignored' if ignored else 'is added to the last step'} "
+                f"({self.where}reward_beyond_steps={self.settings.reward_beyond_steps}).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._beyond = True
+        return torch.zeros_like(rest) if ignored else rest
 
     def save(self, path: Path) -> None:
         """Writes the choices next to a checkpoint, and next to that rank 0's memory if it has records."""

@@ -222,15 +222,16 @@ def keys_of(
     tools = calls is not None
     tag = _tool_call_token(tokenizer)
     begun = ((ids == tag) & (mask != 0)).any(1) if tag is not None else torch.zeros_like(found["action_parsed"])
+    # Decoding dominates the cost.  If the tag is one token (Qwen), only rows that have it are decoded; else those
+    # without an action tag or a call that is given.
+    unread = begun if tag is not None else ~found["action_parsed"]
+    some = [i for i in torch.nonzero(unread).flatten().tolist() if calls is None or not calls[i]]
+    rows = [ids[i][mask[i] != 0].tolist() for i in some]
+    decoded = tokenizer.batch_decode(rows, skip_special_tokens=False) if rows else []
+    begun[some] = torch.tensor([CALL in text for text in decoded], dtype=torch.bool).to(ids.device)
     if calls is None:
-        # Decoding dominates the cost.  If the tag is one token (Qwen), only rows that have it are decoded; else those
-        # without an action tag.
-        some = torch.nonzero(begun if tag is not None else ~found["action_parsed"]).flatten()
-        rows = [ids[i][mask[i] != 0].tolist() for i in some.tolist()]
-        decoded = tokenizer.batch_decode(rows, skip_special_tokens=False) if rows else []
-        begun[some] = torch.tensor(["<tool_call>" in text for text in decoded], dtype=torch.bool).to(ids.device)
         calls = [""] * len(ids)
-        for i, text in zip(some.tolist(), decoded, strict=True):
+        for i, text in zip(some, decoded, strict=True):
             calls[i] = _calls_in(text)
     called = torch.tensor([text != "" for text in calls], dtype=torch.bool).to(ids.device)
     if tools or bool(called.any()):
@@ -284,7 +285,9 @@ def _calls_in(text: str) -> str:
 
 def _keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> dict[str, Tensor]:
     """By one mode of bk.action_keys()."""
-    table = None if mode == "first_n" else _byte_table(tokenizer)
+    table = (
+        None if mode == "first_n" else _byte_table(tokenizer, len(tokenizer) if hasattr(tokenizer, "__len__") else 0)
+    )
     if mode == "first_n" or table is not None:
         keys, parsed = action_keys(ids, mode=mode, n=n, mask=mask, token_bytes=table, check="now")
     else:
@@ -305,8 +308,8 @@ def start_mask(lists: Sequence[Any], shape: Sequence[int], name: str) -> Tensor:
 
 
 @functools.lru_cache(maxsize=4)
-def _byte_table(tokenizer: Any) -> TokenBytes | None:
-    """None, after a warning, for a tokenizer without a table."""
+def _byte_table(tokenizer: Any, size: int) -> TokenBytes | None:
+    """None, after a warning, for a tokenizer without a table.  size: its length, which grows if tokens are added."""
     try:
         return token_bytes(tokenizer)
     except (TypeError, ValueError) as error:

@@ -20,6 +20,10 @@ from .._turns import KINDS, Turns, call_text, keys_of, start_mask
 from .rollouts import Said, ToolLoop
 
 Tensor = torch.Tensor
+DROPOUT = (
+    "the forward of the loss would give them, but the model has dropout (such as lora_dropout of PEFT, or "
+    "attention_dropout), which is noise in them: set it to 0, or embedder=actor_hidden runs an additional forward"
+)
 NO_FORWARD = (
     "no forward of TRL's own gives them in this configuration, and for a value n-grams are nearly as good; "
     "embedder=actor_hidden runs an additional forward"
@@ -172,14 +176,15 @@ def _prepared(
     stepwise = said.by_turn("step_rewards")
     actions = said.by_turn("actions") if config.reads_keys or settings.turns_of_text > 1 else None
     observations = said.by_turn("observations") if config.needs_observation or config.needs_fingerprint else None
+    cut = said.truncated() if config.needs_truncated else None
     aside = states.set_aside(said.misfits, b, said.must_fit)
     total = total.masked_fill(aside, torch.nan)
-    step_rewards = _rewards(said, stepwise, total, settings.gamma).masked_fill(aside[turns.row], torch.nan)
+    step_rewards = _rewards(said, stepwise, total, states).masked_fill(aside[turns.row], torch.nan)
     place = first + turns.row
     records: dict[str, Any] = {"group": place // g, "trajectory": place, "step": turns.step}
     records |= {"rewards": step_rewards, "episode_return": total[turns.row]}
-    if config.needs_truncated:
-        records["truncated"] = turns.truncated(said.truncated())
+    if cut is not None:
+        records["truncated"] = turns.truncated(cut)
     if config.reads_keys:
         calls = _calls(turns, loop) if loop is not None and getattr(trainer, "tools", None) else None
         mode, n = settings.action_key_mode, settings.n_action_tokens
@@ -195,7 +200,7 @@ def _prepared(
         why = why or "with images they come only from a forward of TRL's own (num_iterations=2)"
     states.require_hidden(why)
     if states.may_be_hidden and not tapped and settings.embedder == "auto" and config.needs_truncated:
-        why = why or NO_FORWARD
+        why = why or (DROPOUT if getattr(trainer, "_bipace_dropout", False) else NO_FORWARD)
     texts: list[Any] = []
     done: list[Any] = []
     if config.needs_observation or (config.needs_fingerprint and (why or not states.may_be_hidden)):
@@ -231,9 +236,14 @@ def _texts(
     return seen, done
 
 
-def _rewards(said: Said, stepwise: Any, total: Tensor, gamma: float) -> Tensor:
-    """[n] float64 r_t: the sum of each turn's entries, else R(τ) at the last turn."""
-    rewards = said.turns.on_last(total)
+def _rewards(said: Said, stepwise: Any, total: Tensor, states: States) -> Tensor:
+    """[n] float64 r_t: the sum of each turn's entries, at the last turn with what R(τ) has beyond them; else R(τ)."""
+    rewards, gamma = said.turns.on_last(total), states.settings.gamma
+    given = [row for row, entries in enumerate(stepwise or ()) if entries]
+    sums = [sum(float(r) for of_turn in stepwise[row] for r in of_turn) for row in given]
+    for row, rest in zip(given, states.beyond(total[given], torch.tensor(sums, dtype=torch.float64)), strict=True):
+        if rest:
+            stepwise[row] = [*stepwise[row][:-1], [*stepwise[row][-1], float(rest)]]
     for i, (row, entries) in enumerate(zip(said.turns.row.tolist(), said.flat(stepwise), strict=True)):
         if entries is not None and row in said.masked:  # one record represents all its turns
             rewards[i] = sum(gamma**t * float(r) for t, of_turn in enumerate(stepwise[row]) for r in of_turn)
@@ -255,6 +265,9 @@ def _calls(turns: Turns, loop: ToolLoop) -> list[str]:
 def _given_keys(said: Said, actions: Any, records: dict[str, Any]) -> dict[str, Tensor]:
     """The keys of the rollouts' actions.  A turn without an entry keeps its own; a last one has the empty action."""
     entries, last = said.flat(actions), said.turns.last.tolist()
+    if "action_kind" in records:  # a call that cannot be read is no answer
+        answers = records["action_parsed"] | (records["action_kind"] != KINDS.index("text"))
+        last = [end and answer for end, answer in zip(last, answers.tolist(), strict=True)]
     given = torch.tensor([e is not None and (bool(e) or end) for e, end in zip(entries, last, strict=True)])
     keys, _ = bk.action_keys([_joined(e or ()) for e in entries], mode="text")
     device = records["action_key"].device

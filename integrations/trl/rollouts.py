@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ...support.warnings import warn_once
 from .._turns import Turns, are_numbers
 
 LOGS = ("step_rewards", "actions", "observations")
 Entries = list[Any]
+# Of each class of environments and log: the fewest entries after a reset(), and whether any call has added to it.
+_SEEN: WeakKeyDictionary[type, dict[str, tuple[int, bool]]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -19,14 +24,43 @@ class ToolLoop:
 
     lengths      [generations] of [B] {name: entries in the environment's list}, before each generation of a turn
     completions  [B] lists of messages, or texts, as in _calculate_rewards()
+    before       {id: (environment, {name: entries in its list})} before the rollouts
+    stale        [B] {name: entries at the start of the list that are of earlier rollouts}
+    cut          [B] whether `truncated` was True before the first turn: of an earlier rollout
     """
 
     lengths: list[list[dict[str, int]]] = field(default_factory=list)
     completions: Sequence[Any] = ()
+    before: dict[int, tuple[Any, dict[str, tuple[Any, ...]]]] = field(default_factory=dict)
+    stale: list[dict[str, int]] = field(default_factory=list)
+    cut: list[bool] = field(default_factory=list)
+
+    def begin_rollouts(self, trainer: Any) -> None:
+        """To be called before TRL resets the trainer's environments, which it uses for one rollout after another."""
+        pools = getattr(trainer, "_environment_pool", {}).values()
+        for environments in (getattr(trainer, "environments", None) or (), *pools):
+            for e in environments:
+                self.before[id(e)] = e, {name: tuple(_log(e, name) or ()) for name in LOGS}
 
     def begin_turn(self, environments: Sequence[Any] | None) -> None:
         """To be called before each _generate_single_turn()."""
+        if not self.lengths:
+            self.stale = [{name: self._stale(e, name) for name in LOGS} for e in environments or ()]
+            self.cut = [getattr(e, "truncated", None) is True for e in environments or ()]
         self.lengths.append([{name: len(_log(e, name) or ()) for name in LOGS} for e in environments or ()])
+
+    def _stale(self, environment: Any, name: str) -> int:
+        """Entries that reset() has left in the list."""
+        log = _log(environment, name) or ()
+        seen = _SEEN.setdefault(type(environment), {})
+        least, grew = seen.get(name, (len(log), False))
+        least = min(least, len(log))
+        seen[name] = least, grew
+        before = self.before.get(id(environment), (None, {}))[1].get(name, ())
+        if len(log) < len(before) or not all(map(is_, log, before)):
+            return 0
+        # One observation before and after: a new one, where reset() always logs one.
+        return 0 if name == "observations" and len(before) == len(log) == least == 1 else len(before)
 
     def calls(self, row: int) -> list[list[Any]]:
         """[turns of the model] tool calls of each."""
@@ -41,7 +75,8 @@ class ToolLoop:
         if any(i > j for i, j in zip(begin, [*begin[1:], len(log)], strict=True)):
             raise ValueError("entries were removed from it while the tool loop ran")
         if name == "observations":
-            return [list(log[max(0, i - 1) : i]) for i in begin]
+            stale = self.stale[row][name]
+            return [list(log[max(stale, i - 1) : i]) for i in begin]
         return [list(log[i:j]) for i, j in zip(begin, [*begin[1:], len(log)], strict=True)]
 
 
@@ -70,6 +105,11 @@ class Said:
         """[B] whether each rollout was cut off; None if unknown."""
         if self.of_function:
             return [row.get("truncated") for row in self.inputs]
+        for row, cut in enumerate(self.loop.cut if self.loop is not None else ()):
+            if cut:
+                self.misfits[row] = (
+                    f"truncated of row {row} was True before its first turn: reset() must set it to False"
+                )
         found = [getattr(e, "truncated", None) for e in self.environments] or [None] * len(self.inputs)
         return [value if isinstance(value, bool) else None for value in found]  # a method of that name is ignored
 
@@ -86,6 +126,10 @@ class Said:
                 return None
             self.must_fit = False
         if not self.of_function:
+            shared = Counter(id(log) for log in given if log)
+            for row, log in enumerate(given):
+                if shared[id(log)] > 1:
+                    self.misfits[row] = f"{name} of row {row} is one list of several environments: make it in reset()"
             return [self._logged(row, name, log, n) for row, (log, n) in enumerate(zip(given, counts, strict=True))]
         mask, numbers = "the env_mask of rollout_func", name == "step_rewards"
         found, misfits = self.turns.entries(given, name, mask, numbers=numbers)
@@ -131,10 +175,17 @@ class Said:
         """[B] lists of that name; None if missing or not a log, i.e. with entries before the first turn."""
         begun = self.loop.lengths[0] if self.loop is not None and self.loop.lengths else ()
         of_kind: dict[str, list[bool]] = {}
-        for environment, lengths in zip(self.environments, begun, strict=False):
-            grew = len(_log(environment, name) or ()) > lengths[name]
+        rows = list(zip(self.environments, begun, self.loop.stale if begun and self.loop else (), strict=False))
+        added = [len(_log(e, name) or ()) > lengths[name] for e, lengths, _ in rows]
+        for (e, _, _), grew in zip(rows, added, strict=True):
+            least, before = _SEEN[type(e)][name]
+            _SEEN[type(e)][name] = least, before or grew
+        for (environment, lengths, stale), grew in zip(rows, added, strict=True):
+            first = lengths[name] - stale[name]
             # reset() logs the first observation; several that no call adds to are no log.
-            filled = lengths[name] > 1 and not grew if name == "observations" else lengths[name] > 0
+            filled = first > 1 and not grew if name == "observations" else first > 0
+            is_log = _SEEN[type(environment)][name]
+            filled |= stale[name] > 0 and is_log[0] > 0 and not is_log[1]  # there from the first, and never added to
             of_kind.setdefault(type(environment).__name__, []).append(filled)
         decides = all if name == "observations" else any
         own = {kind for kind, filled in of_kind.items() if decides(filled)}

@@ -63,7 +63,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.model.modules())
         dropout = dropout or bool(getattr(self.model.config, "attention_dropout", 0))
         liger = getattr(self.args, "use_liger_kernel", False)
-        self._bipace_waits = self._bipace_taps and once and not dropout and not liger
+        able = self._bipace_taps and once and not liger
+        self._bipace_waits, self._bipace_dropout = able and not dropout, able and dropout
         self._bipace_waiting: Any = None  # the batch whose hidden states are still missing
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
@@ -72,6 +73,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             found: dict[str, Any] = super()._generate_and_score_completions(inputs)
             return found
         self._bipace_watched = watched = _Watched()
+        watched.loop.begin_rollouts(self)
         try:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:

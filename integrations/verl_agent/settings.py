@@ -26,7 +26,10 @@ OF_GAE = {
         name: row
         for name, row in settings_of(Shared).items()
         if name in ("gamma", "step_norm")
-        or (name != "step_weight" and any("gae" in one.get("estimator", ()) for one in row.read_by))
+        or (
+            name not in ("step_weight", "reward_beyond_steps")
+            and any("gae" in one.get("estimator", ()) for one in row.read_by)
+        )
     },
 }
 BIPACE = tuple(f"bipace_{name}" for name in OF_GAE)

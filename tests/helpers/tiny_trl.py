@@ -128,13 +128,15 @@ def by_hand(
             starts = [t for t, m in enumerate(mask) if m and (t == 0 or not mask[t - 1])] or [0]
             scores, extra, before = batch["rewards"][first + b], batch["inputs"][b], 0
             total = float("nan") if bool(scores.isnan().all()) else float(scores.nansum())
+            given = extra.get("step_rewards", [0.0] * (len(starts) - 1) + [total])
+            beyond = total - sum(given) if config.estimator == "gae" and total == total else 0.0
             for i, t in enumerate(starts):
                 end = next((u for u in range(t, len(mask)) if not mask[u]), len(mask))
                 ids = output["completion_ids"][b, t:end].tolist()
                 prompt = output["prompt_ids"][b][output["prompt_mask"][b].bool()]
                 rows.append({
                     "group": (first + b) // g, "trajectory": first + b, "step": i, "episode_return": total,
-                    "rewards": extra["step_rewards"][i] if "step_rewards" in extra else total if t == starts[-1] else 0.0,
+                    "rewards": given[i] + (beyond if t == starts[-1] else 0.0),
                     "fingerprint": batch["states"][b, width + t - 1],
                     "observation": extra["observations"][i] if "observations" in extra else TOKENIZER.decode(
                         prompt if i == 0 else output["completion_ids"][b, before:t], skip_special_tokens=True),

@@ -1,5 +1,6 @@
 """What the adapters share: keys of turns, entries per turn, functions that give way."""
 
+import dataclasses
 import importlib.metadata
 import re
 import warnings
@@ -75,7 +76,7 @@ def test_keys_of_tool_calls_in_text(tokenizer, one_token):
     answers = keys(one, "Call go.", "Done.", last=torch.tensor([False, False, True]))
     assert answers["action_parsed"].tolist() == [True, False, True]
     begun = keys(one, bad, "Done.", calls=["go", "", ""])["action_parsed"].tolist()
-    assert begun == [True, not one_token, True]  # with TRL's calls the text is not decoded for it
+    assert begun == [True, False, True]  # TRL lists no call that it cannot read
     none = keys("no tool", tag)  # and where there are none, as action_tag has it
     wanted = keys("no tool", tag, mode="action_tag")
     assert torch.equal(none["action_key"], wanted["action_key"])
@@ -116,6 +117,14 @@ def test_keys_of_decoded_text_tell_actions_apart_as_those_of_bytes_do(ids, mode)
     assert torch.equal(again["action_key"], found["action_key"]) and torch.equal(found["action_parsed"], parsed)
     assert torch.equal(found["action_key"][parsed], keys[parsed])
     assert len(found["action_key"].unique()) == len(keys.unique()) == {"action_tag": 4, "text": 5}[mode]
+
+
+def test_tokens_may_be_added_after_a_tokenizer_s_first_use(tokenizer):
+    for added in ("<one>", "<two>"):
+        tokenizer.add_tokens([added])
+        ids = torch.tensor([tokenizer(f"<action>go</action>{added}")["input_ids"]])
+        keys = keys_of(ids, torch.ones_like(ids), tokenizer, "action_tag", 8)
+        assert keys["action_key"].tolist() == bk.action_keys(["<action>go</action>"])[0].tolist()
 
 
 def test_first_tokens_need_no_tokenizer_and_parse_nothing(ids):
@@ -471,3 +480,22 @@ def test_entries_that_only_rollouts_of_other_processes_give_are_missing_here():
     assert found.scores.isnan().all() and np.isnan(found.extra["step_rewards"]).all()
     with pytest.raises(ValueError, match="row 0 has 0 for 2 turns"):
         rows.fitted(States(Settings(on_invalid="raise")), ["step_rewards"])
+
+
+@pytest.mark.parametrize("beyond", ["last", "ignore"])
+def test_a_reward_beyond_those_of_steps_is_added_once_at_the_last_step_of_its_rollout(beyond):
+    """Two rows of a rollout, the last of which is there twice; a rollout without more; and padding."""
+    rows = rows_with([[1, 0, 1]] * 5, valid=[True] * 4 + [False],
+                     step_rewards=[[0.25, 0.5], [0.0, 0.5], [0.0, 0.5], [1.0, 1.0], [7.0, 7.0]])  # fmt: skip
+    scores = torch.zeros(5, 3)
+    scores[:, 2] = torch.tensor([5.25, 5.25, 5.25, 2.0, 9.0])
+    rows = dataclasses.replace(
+        rows, scores=scores, group=list("aaaap"), trajectory=[0, 0, 0, 1, 2], place=[0, 1, 1, 0, 0]
+    )
+    settings = Settings(method="gae", value="group", reward_beyond_steps=beyond)
+    states = States(settings)
+    with pytest.warns(RuntimeWarning, match="rewards hold up to 4 beyond the sum of step_rewards"):
+        records = rows.fitted(states).records(states, Slow(), scores)
+    more = 4.0 if beyond == "last" else 0.0
+    assert records["rewards"].tolist()[:8] == [0.25, 0.5, 0.0, 0.5 + more, 0.0, 0.5 + more, 1.0, 1.0]
+    assert not States(Settings()).beyond(torch.tensor([3.0]), torch.tensor([1.0])).any()  # its A_ep has R(τ)

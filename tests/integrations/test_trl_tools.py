@@ -156,7 +156,132 @@ def test_environments_of_which_only_some_log(tmp_path, records):
     assert "Go." in of_row(given, "observation", 2)[0] and "at 1" in of_row(given, "observation", 2)[1]
 
 
+class Kept(Walk):
+    """Its lists are made once, and hold what earlier rollouts logged."""
+
+    def __init__(self):
+        self.step_rewards, self.observations, self.actions = [], [], []
+
+    def reset(self, **_) -> str:
+        self.place = 0
+        self.observations.append("at 0")
+        return "at 0"
+
+
+class Late(Kept):
+    """Logs no first observation."""
+
+    def reset(self, **_) -> str:
+        self.place = 0
+        return "at 0"
+
+
+class Emptied(Kept):
+    def reset(self, **_) -> str:
+        for log in (self.step_rewards, self.observations, self.actions):
+            log.clear()
+        return super().reset()
+
+
+NO_CALL = [[answer("done")], [answer("so")]] * 2
+FINGERPRINTS = ("rewards", "action_key", "action_parsed", "fingerprint", "episode_return")
+
+
+@pytest.mark.parametrize("between", [SCRIPTS, NO_CALL])
+@pytest.mark.parametrize("environment", [Kept, Late, Emptied])
+def test_what_earlier_rollouts_logged_is_no_part_of_this_one(tmp_path, records, environment, between):
+    """TRL uses its environments again and again."""
+    trainer, _ = one_batch(tmp_path, SCRIPTS, environment, bipace_embedder="ngram")
+    for scripts in (between, SCRIPTS):
+        trainer.scripts = scripts
+        trainer._generate_and_score_completions([{"prompt": [{"role": "user", "content": "Go. "}]} for _ in range(4)])
+    if environment is not Late:
+        one_batch(tmp_path, SCRIPTS, Walk, bipace_embedder="ngram")
+    assert all(torch.equal(given[name], records[0][name]) for given in records[2:] for name in FINGERPRINTS)
+    assert of_row(records[2], "rewards", 0) == [1.0, 0.0, 2.0, 0.0]
+    assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [0.0] * 3
+
+
+class Shared(Silent):
+    """One list for all environments, by mistake."""
+
+    step_rewards = []  # noqa: RUF012
+
+    def move(self, direction: str) -> str:
+        """
+        Takes one step.
+
+        Args:
+            direction: north or south.
+        """
+        self.step_rewards.append(1.0)
+        return super().move(direction)
+
+
+class Sticking(Walk):
+    """Once cut off, always cut off."""
+
+    truncated = False
+
+    def move(self, direction: str) -> str:
+        """
+        Takes one step.
+
+        Args:
+            direction: north or south.
+        """
+        self.truncated |= direction == "south"
+        return super().move(direction)
+
+
+@pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
+def test_truncated_that_stays_from_an_earlier_rollout_sets_its_row_aside(tmp_path, records, on_invalid):
+    options = {"bipace_method": "gae", "bipace_value": "group", "bipace_on_invalid": on_invalid}
+    trainer, _ = one_batch(tmp_path, SCRIPTS, Sticking, **options)
+    rows = [{"prompt": [{"role": "user", "content": "Go. "}]} for _ in range(4)]
+    message = "truncated of row 2 was True before its first turn"
+    if on_invalid == "raise":
+        with pytest.raises(ValueError, match=message):
+            trainer._generate_and_score_completions(rows)
+        return
+    with pytest.warns(RuntimeWarning, match=message):
+        output = trainer._generate_and_score_completions(rows)
+    assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [0.0, pytest.approx(3 / 12)]
+    assert not output["advantages"][2].any() and output["advantages"][0].any()
+
+
+def test_one_list_of_several_environments_sets_their_rows_aside(tmp_path, records):
+    with pytest.warns(RuntimeWarning, match="step_rewards of row 0 is one list of several environments"):
+        trainer, _ = one_batch(tmp_path, SCRIPTS, Shared, bipace_embedder="ngram")
+    assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [1.0]
+
+
+@pytest.mark.parametrize("beyond", ["last", "ignore"])
+def test_rewards_beyond_those_of_steps_count_at_the_last(tmp_path, records, beyond):
+    """Of two reward functions, of which the steps know nothing; a third of the rows has no more than its steps."""
+    rewards = [lambda environments, **_: [sum(e.step_rewards) for e in environments],
+               lambda completions, **_: [5.0, 0.0, -2.0, 0.5]]  # fmt: skip
+    options = {"bipace_method": "gae", "bipace_value": "group", "bipace_reward_beyond_steps": beyond}
+    with pytest.warns(RuntimeWarning, match=f"up to 5 beyond .*bipace_reward_beyond_steps={beyond}"):
+        one_batch(tmp_path, SCRIPTS, reward_funcs=rewards, **options)
+    more = [5.0, 0.0, -2.0, 0.5] if beyond == "last" else [0.0] * 4
+    wanted = [[1.0, 0.0, 2.0, more[0]], [0.0, 0.0], [1.0, 1.0, more[2]], [0.0, 1.0, more[3]]]
+    assert [of_row(records[0], "rewards", row) for row in range(4)] == wanted
+
+
 # --------------------------------------------------------------------------------------------------------- action keys
+
+
+@pytest.mark.parametrize("environment", [Walk, Silent])
+def test_a_call_that_cannot_be_read_is_no_action(tmp_path, records, environment):
+    """It ends the rollout, as an answer would, and TRL's list of calls knows nothing of it."""
+    cut = answer('<tool_call>\n{"name": "move", "arguments": {"direc')
+    nested = answer("<tool_call>\n" + "[" * 20 + "</tool_call>")
+    scripts = [[NORTH, cut], [nested], [NORTH, answer("done")], [answer("so")]]
+    trainer, _ = one_batch(tmp_path, scripts, environment, bipace_embedder="ngram")
+    found = [of_row(records[0], "action_parsed", row) for row in range(4)]
+    assert found == [[True, False], [False], [True, True], [True]]
+    assert trainer._metrics["train"]["bipace/action_parse_rate"] == [pytest.approx(4 / 6)]
 
 
 def test_keys_of_tool_calls_are_name_and_arguments_in_order(tmp_path, records):

@@ -206,6 +206,13 @@ def test_dropout_would_be_noise_in_the_states_of_the_loss(tmp_path, monkeypatch)
     assert ran == [1]
 
 
+def test_dropout_is_named_where_it_is_why_there_are_no_hidden_states(tmp_path):
+    """Of an adapter's, by its lora_dropout, or the model's."""
+    model = tt.make_model(attention_dropout=0.5)
+    with pytest.warns(RuntimeWarning, match="n-grams of .* but the model has dropout .such as lora_dropout"):
+        trained(tmp_path, model=model, rollout_func=tt.rollout, bipace_method="gae", max_steps=1)
+
+
 def test_a_loss_that_runs_no_forward_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda *_: torch.zeros(()))
     trainer = tt.make_trainer(tmp_path, cls=tt.BiPACEGRPOTrainer, rollout_func=tt.rollout)
