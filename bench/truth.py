@@ -1,4 +1,4 @@
-"""`python -m bench truth [--estimator MODULE:NAME] [--out DIR]`: which estimator comes nearest to true advantages?
+"""`python -m bench truth [--estimator mine.py:NAME] [--out DIR]`: which estimator comes nearest to true advantages?
 
 Needs the committed files of bench/truth and nothing else: no environment, no model.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
+import json
 import os
 import sys
 import time
@@ -40,6 +40,9 @@ BIPACE = f"{Q_STYLE} ε 0.1"
 STEP_ONLY = ", step term only"
 DEFAULT = "Config.gae()"
 CONTROL = "gae group λ 0.5"
+STEP_MEANS = "gae step means λ 0.5"
+BASELINES = (DEFAULT, CONTROL, STEP_MEANS, "GRPO", BIPACE)  # measured whatever --only says
+RESULTS = FOLDER.parent / "results/truth/truth.json"
 KINDS = ("hidden2", "ngram1", "ngram3", "ngram6", "sentence1")
 ABOUT = """\
 A truth set holds rollouts of one policy and, for each record, the mean discounted return of M fresh continuations from its
@@ -164,6 +167,15 @@ def gae_of_exact(batch: Any) -> Floats:
     return discounted(delta, batch.trajectory, batch.step, 0.5 * batch.gamma)
 
 
+def step_means(batch: Any) -> Floats:
+    """GAE(0.5) over the mean of each prompt and step, which sees no states."""
+    import bipace_kernels as bk
+
+    ids = {"group": batch.group, "trajectory": batch.trajectory, "step": batch.step}
+    found = bk.advantage(**ids, rewards=batch.reward, observation=batch.step, config=bk.Config.gae("cluster"))
+    return found.advantage.numpy().astype(np.float64)
+
+
 def table() -> list[Estimator]:
     """All rows, in the order of the table."""
     import bipace_kernels as bk
@@ -193,6 +205,7 @@ def table() -> list[Estimator]:
         Estimator("Config.gae(action_noise=None)", ours(gae(action_noise=None), "main"), SIZES),
         Estimator("Config.gae(share='group')", ours(gae(share="group"), "main"), SIZES),
         Estimator("Config.gae(share='memory')", ours(gae(share="memory"), "main"), SIZES),
+        Estimator(STEP_MEANS, step_means, SIZES),
     ]
     for lam in LAMBDAS:
         sizes = SIZES if lam == 0.5 else (8,)
@@ -273,7 +286,11 @@ def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -
 
 
 def checked(estimator: Estimator, batch: Any) -> Floats:
-    a = np.asarray(estimator.call(batch), dtype=np.float64)
+    try:
+        a = np.asarray(estimator.call(batch), dtype=np.float64)
+    except Exception as error:
+        name, what = batch.meta["name"], f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"estimator {estimator.name!r} failed on {len(batch)} records of {name}, {what}") from error
     if a.shape != (len(batch),) or not np.isfinite(a).all():
         raise ValueError(
             f"estimator {estimator.name!r} must give [N] = [{len(batch)}] finite numbers, got shape {a.shape}."
@@ -296,6 +313,7 @@ def _measure(work: tuple[Path, list[str], str, Sequence[int], list[str]]) -> Fou
 def estimators_of(own: Sequence[str], only: str, which: Sequence[str]) -> list[Estimator]:
     """Rows of the table, and those of `own`; ValueError for a name that is none."""
     import bipace_kernels as bk
+    from bipace_kernels.support.optional import named
 
     rows = table() + (settings() if "settings" in which else [])
     if "tried" in which:
@@ -303,15 +321,14 @@ def estimators_of(own: Sequence[str], only: str, which: Sequence[str]) -> list[E
 
         rows += [Estimator(name, call) for name, call in tried().items()]
     rows = [row for row in rows if "sentence" in which or not row.needs.startswith("sentence")]
-    rows = [row for row in rows if only.lower() in row.name.lower() or row.name == BIPACE]
+    rows = [row for row in rows if only.lower() in row.name.lower() or row.name in BASELINES]
     for text in own:
-        module, colon, name = text.partition(":")
-        if not colon:
-            raise ValueError(f"--estimator wants MODULE:NAME, got {text!r}.")
+        if ":" not in text:
+            raise ValueError(f"--estimator wants MODULE:NAME or FILE.py:NAME, got {text!r}.")
         try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"--estimator {text}: {error}.") from error
+            found = named(text)
+        except ValueError as error:
+            raise ValueError(f"--estimator {error}") from error
         call = ours(found, "main") if isinstance(found, bk.Config) else found
         if not callable(call):
             raise ValueError(f"--estimator {text} must be a function or a bipace_kernels.Config, got {found!r}.")
@@ -387,7 +404,48 @@ _SETS: report.Columns = {
 }  # fmt: skip
 
 
-def as_markdown(sets: list[Found], seconds: float, command: str) -> str:
+def comparison(summary: Summary, own: Sequence[str]) -> list[str | list[str]]:
+    """One's own rows among the baselines, best first, with their differences to Config.gae(); nothing without own rows."""
+    families = families_of(summary.sets)
+    measured = {size for found in summary.sets for name, size in found.sums if name in own}
+    if not measured:
+        return []
+    size = min(measured, key=lambda size: (abs(size - 8), size))
+    rows = []
+    for name in dict.fromkeys((*own, *BASELINES)):
+        found = [summary.over(names, name, size) for names in families.values()]
+        standard = [summary.over(names, DEFAULT, size) for names in families.values()]
+        pairs = [(a, b) for a, b in zip(found, standard, strict=True) if a is not None and b is not None]
+        less = ["–" if name == DEFAULT else difference((a[0] - b[0], a[1] - b[1])) for a, b in pairs]
+        if len(less) == len(families):
+            rows.append((float(np.mean([a[0] for a, _ in pairs])), [name, *map(shown, found), *less]))
+    heads = ["estimator", *families, *(f"{family}, less Config.gae()" for family in families)]
+    return [
+        f"## Yours, at {size} rollouts a prompt",
+        "r, best first, and the difference to Config.gae() on the same records, each with its 95 % interval.",
+        report.grid(heads, [row for _, row in sorted(rows, key=lambda pair: -pair[0])]),
+    ]
+
+
+def difference(found: tuple[float, Floats]) -> str:
+    low, high = interval(found[1])
+    return f"{found[0]:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def leaderboard(document: dict[str, Any]) -> list[str]:
+    """Every row with 8 rollouts a prompt in results of the held-out sets, best first: mean r over the sets of a kind."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in document["rows"]:
+        if row["rollouts"] == 8:
+            family = next(family for family in FAMILIES if family in row["set"])
+            found.setdefault(row["estimator"], {}).setdefault(family, []).append(row["r"])
+    means = {name: [float(np.mean(of[f])) for f in FAMILIES] for name, of in found.items() if len(of) == len(FAMILIES)}
+    ranked = sorted(means.items(), key=lambda item: -float(np.mean(item[1])))
+    cells = [[name, *(f"{r:.3f}" for r in rs), f"{np.mean(rs):.3f}"] for name, rs in ranked]
+    return report.grid(["estimator", *TITLES.values(), "mean"], cells)
+
+
+def as_markdown(sets: list[Found], seconds: float, command: str, own: Sequence[str] = ()) -> str:
     from .measure import machine  # imports torch, which --help does not need
 
     summary, families = Summary(sets), families_of(sets)
@@ -396,7 +454,7 @@ def as_markdown(sets: list[Found], seconds: float, command: str) -> str:
     on = "{cpu}, {cores} cores, torch {torch}, commit {commit}.".format_map(machine(1, ""))
     rows = [{**found.meta, **vars(found), "per_group": found.trajectories // found.groups} for found in sets]
     parts = [f"`{command}`: {cpu:.0f} s of CPU time, {seconds:.0f} s in all.\n{on}", ABOUT]
-    parts += ["## Sets", report.table(_SETS, rows)]
+    parts += [*comparison(summary, own), "## Sets", report.table(_SETS, rows)]
     heads = ["estimator", *(f"{family}, {what}" for what in ("r", "corrected", "rollouts") for family in families)]
     for size in SIZES:
         cells = []
@@ -484,6 +542,9 @@ PICTURE = {  # colours, in drawing order; Q-style at the ε that is best with 8 
 }
 
 
+OWN_COLOURS = ("#000000", "#8C564B", "#6A3D9A", "#17BECF")  # of one's own rows, in turn
+
+
 IN_LEGEND = {
     Q_STYLE: "BiPACE (best of 4 ε)",
     Q_STYLE + STEP_ONLY: "BiPACE, its step term only",
@@ -514,12 +575,13 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
 
     summary = Summary(sets)
     families = families_of(sets)
+    n, mine = len(families), {name: OWN_COLOURS[i % len(OWN_COLOURS)] for i, name in enumerate(own)}
     with plt.rc_context({"font.size": 14}):
         figure, axes = plt.subplots(
-            1, len(families), figsize=(4.2 * len(families), 5), dpi=130, sharey=True, squeeze=False
+            1, n, figsize=(max(4.2 * n, 7.5), 5 if n > 2 else 6.5), dpi=130, sharey=True, squeeze=False
         )
         for axis, (family, names) in zip(axes[0], families.items(), strict=True):
-            for line, colour in (PICTURE | dict.fromkeys(own, "#000000")).items():
+            for line, colour in (PICTURE | mine).items():
                 name = drawn_row(summary, names, line)
                 points = [(g, found) for g in SIZES if (found := summary.over(names, name, g)) is not None]
                 if not points:
@@ -537,10 +599,14 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
             axis.grid(axis="y", alpha=0.3)
         axes[0][0].set_ylabel("correlation")
         handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles[::-1], labels[::-1], loc="lower center", ncols=3, frameon=False, columnspacing=1.2)
+        figure.legend(
+            handles[::-1], labels[::-1], loc="lower center", ncols=3 if n > 2 else 2, frameon=False, columnspacing=1.2
+        )
         held = "held-out rollouts, " * all(family.endswith("(hold)") for family in families)
-        figure.suptitle(f"Correlation with the true advantage ({held}band: 95 % interval)", fontsize=15)
-        figure.tight_layout(rect=(0, 0.12, 1, 1))
+        between = " " if n > 2 else "\n"
+        figure.suptitle(f"Correlation with the true advantage{between}({held}band: 95 % interval)", fontsize=15)
+        # A legend of two columns takes a line for two names.
+        figure.tight_layout(rect=(0, 0.12 if n > 2 else 0.05 + 0.05 * ((len(handles) + 1) // 2), 1, 1))
         png.save(figure, path)
         plt.close(figure)
 
@@ -550,13 +616,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = report.parser("truth", ABOUT, writes="truth.md, truth.json and truth.png")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     option = functools.partial(parser.add_argument, metavar="TEXT", default="")
-    option("--estimator", action="append", default=[], metavar="MODULE:NAME",
-           help="your own: a bipace_kernels.Config, or a function that takes a Batch (bench.truth_batches) and gives [N] "
-           "advantages; may be repeated")  # fmt: skip
+    option("--estimator", action="append", default=[], metavar="FILE.py:NAME",
+           help="your own, or MODULE:NAME: a bipace_kernels.Config, or a function that takes a Batch (bench.truth_batches) "
+           "and gives [N] advantages; may be repeated")  # fmt: skip
     option("--role", default="hold", choices=("choose", "hold", "all"), metavar=None,
            help="which sets (default: %(default)s)")  # fmt: skip
     option("--sets", help="only sets whose name contains this")
-    option("--only", help="only rows whose name contains this, and BiPACE")
+    option(
+        "--only",
+        help="only rows whose name contains this, yours, and GRPO, BiPACE, step means, control and Config.gae()",
+    )
     option("--rollouts", type=int, nargs="*", default=list(SIZES), choices=SIZES, metavar="G", help="(%(default)s)")
     for name, what in (
         ("settings", "other settings of the kernel"),
@@ -564,9 +633,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("tried", "ideas that were not implemented (bench/truth_tried.py)"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=f"also {what}")
+    parser.add_argument("--leaderboard", action="store_true", help="print the table of docs/leaderboard.md, and end")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the sets are")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="(default: %(default)s)")
     arguments = parser.parse_args(argv)
+    if arguments.leaderboard:
+        sys.stdout.write("\n".join(leaderboard(json.loads(RESULTS.read_text(encoding="utf-8")))) + "\n")
+        return 0
     from .truth_batches import encoder_missing
 
     paths = [path for path in sorted(arguments.folder.glob("*.npz")) if arguments.sets in path.stem]
@@ -585,7 +658,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     sets = run(work, max(1, arguments.processes))
     seconds = time.perf_counter() - begun
     command = " ".join(["python -m bench truth", *(sys.argv[2:] if argv is None else argv)])
-    report.publish("truth", as_json(sets, seconds, command), as_markdown(sets, seconds, command), arguments.out)
+    report.publish(
+        "truth",
+        as_json(sets, seconds, command),
+        as_markdown(sets, seconds, command, arguments.estimator),
+        arguments.out,
+    )
     if arguments.out is not None:
         draw(sets, arguments.out / "truth.png", arguments.estimator)
     return 0

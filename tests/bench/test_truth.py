@@ -188,9 +188,15 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
     assert (tmp_path / "out/truth.png").stat().st_size > 10_000
     rows = json.loads((tmp_path / "out/truth.json").read_text(encoding="utf-8"))["rows"]
     r = {(row["estimator"], row["rollouts"]): row["r"] for row in rows}
-    assert r[own, 2] == r[own, 4] == 1.0 and -1 < r["GRPO", 2] < 1 and (truth.BIPACE, 2) in r
+    assert r[own, 2] == r[own, 4] == 1.0 and -1 < r["GRPO", 2] < 1
+    assert {(name, 4) for name in truth.BASELINES} <= set(r)  # whatever --only says
+    table = page[page.index("## Yours, at 4 rollouts") : page.index("## Sets")]
+    names = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")][2:]
+    assert names == sorted({own, *truth.BASELINES}, key=lambda name: -r[name, 4])
+    less = re.search(r"\| GRPO .*\| +([-+][\d.]+) \(", table)
+    assert float(less[1]) == pytest.approx(r["GRPO", 4] - r["Config.gae()", 4], abs=1e-3)
     for wrong, message in (
-        ("nothing", "--estimator wants MODULE:NAME, got 'nothing'"),
+        ("nothing", "--estimator wants MODULE:NAME or FILE.py:NAME, got 'nothing'"),
         ("no_such_module:f", "No module named 'no_such_module'"),
         (f"{__name__}:absent", "has no attribute 'absent'"),
         (f"{__name__}:__name__", "must be a function or a bipace_kernels.Config"),
@@ -199,11 +205,32 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
             truth.main([*words[:2], "--estimator", wrong, "--processes", "1"])
         assert message in capsys.readouterr().err
     truth.main([*words[:2], "--estimator", f"{__name__}:OWN", "--only", "GiGPO", "--processes", "1"])
-    lines = [line for line in capsys.readouterr().out.splitlines() if "| GiGPO " in line or ":OWN |" in line]
+    page = capsys.readouterr().out
+    page = page[page.index("## 4 rollouts a prompt") :]
+    lines = [line for line in page.splitlines() if "| GiGPO " in line or ":OWN " in line]
     assert lines[0].split("|", 2)[2] == lines[1].split("|", 2)[2]
     short = ["--only", "GRPO", "--rollouts", "2", "--processes", "1"]
     with pytest.raises(ValueError, match=r"must give \[N\]"):
         truth.main([*words[:2], "--estimator", f"{__name__}:wrong_length", *short])
+
+
+def test_a_file_of_the_current_folder_holds_ones_own(tmp_path, capsys, monkeypatch):
+    small_set(tmp_path / "coin_hold.npz")
+    (tmp_path / "mine.py").write_text(
+        "import bipace_kernels as bk\nKNN = bk.Config.gae()\ndef fails(batch):\n    1 / 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["--folder", ".", "--rollouts", "4", "--only", "GRPO", "--processes", "1", "--estimator"]
+    assert truth.main([*words, "mine.py:KNN"]) == 0
+    assert re.search(r"\| mine.py:KNN .*\+0\.000 \(\+0\.000 to \+0\.000\)", capsys.readouterr().out)
+    with pytest.raises(RuntimeError, match=r"'mine.py:fails' failed on \d+ records of coin_hold, ZeroDivisionError"):
+        truth.main([*words, "mine.py:fails"])
+
+
+def test_the_leaderboard_is_that_of_the_committed_results(capsys):
+    assert truth.main(["--leaderboard"]) == 0
+    page = (truth_sets.FOLDER.parents[1] / "docs/leaderboard.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out in page
 
 
 def test_a_memory_holds_the_batch_before(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -58,8 +59,12 @@ def test_the_site_builds_strictly(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    page = (tmp_path / "site/docs/reference/advantages/index.html").read_text()
+    page = (tmp_path / "site/docs/reference/advantages.html").read_text()
     assert "<tr><td><code>trajectory</code></td><td>[N] trajectory id, unique in the batch</td></tr>" in page
-    assert '<a href="../../estimator/">docs/estimator.md</a>' in page
+    assert '<a href="../estimator.html">docs/estimator.md</a>' in page
+    assert (tmp_path / "site/search/search_index.js").exists()  # read by pages that are opened from a disk
+    index = json.loads((tmp_path / "site/search/search_index.json").read_text())["docs"]
+    assert not [entry["location"] for entry in index if entry["location"].startswith(("bench/results", "CHANGELOG"))]
+    assert [entry for entry in index if entry["location"].startswith("docs/estimator.html#41-an-estimator-of-your-own")]
     for name in ("advantage", "Config", "AdvantageResult", "metrics"):
         assert re.search(rf'id="bipace_kernels\.[\w.]*\b{name}"', page), name
