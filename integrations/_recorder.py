@@ -9,8 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from ..backends.reference.critic import nearest
+from ..config import Config
 from ..result import AdvantageResult
 from ..support import optional
 from ..support.files import atomic_file
@@ -22,6 +25,7 @@ Texts = Callable[[Tensor], tuple[Sequence[Any], Sequence[Any]]]
 RECORDS = 2000  # per file, in whole prompt groups; a larger first group is still written
 CHARACTERS = 10_000  # of an observation or an action
 FILES = 20  # the newest files are kept
+NEIGHBOURS = 5  # of a step, by the kernel of "gae"
 SHARE = 0.01  # largest share of the run's time for recording
 
 
@@ -58,18 +62,20 @@ class Recorder:
         fits = self._spent + self._last <= SHARE * (self.clock() - self._began)
         self._expected = (update, texts) if due and fits else None
 
-    def write(self, records: Mapping[str, Any], result: AdvantageResult) -> None:
+    def write(self, records: Mapping[str, Any], result: AdvantageResult, config: Config) -> None:
         """Writes the announced batch, if any.
 
-        records   `group`, `trajectory`, `step` and `rewards` [n]; `valid` of padding; `truncated` if it is read
+        records   `group`, `trajectory`, `step` and `rewards` [n]; `valid` of padding; `truncated` if it is read;
+                  `fingerprint` if values are estimated from these records alone; `trained_rewards` where these differ
         result    of advantage() on them
+        config    its configuration
         """
         if self._expected is None:
             return
         (update, texts), self._expected = self._expected, None
         began = self.clock()
         try:
-            self._write(update, records, result, texts)
+            self._write(update, records, result, config, texts)
         except OSError as error:
             warnings.warn(
                 f"{self.where}record_dir={self.folder}: update {update} cannot be written "
@@ -82,7 +88,9 @@ class Recorder:
         self._last = self.clock() - began
         self._spent, self._next = self._spent + self._last, update + self.every
 
-    def _write(self, update: int, records: Mapping[str, Any], result: AdvantageResult, texts: Texts) -> None:
+    def _write(
+        self, update: int, records: Mapping[str, Any], result: AdvantageResult, config: Config, texts: Texts
+    ) -> None:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -103,6 +111,7 @@ class Recorder:
                 **({} if cut is None else {"truncated": torch.as_tensor(cut).cpu().bool()[rows].numpy()}),
                 "bipace_advantage": result.advantage.cpu()[rows].numpy(),
                 "bipace_cluster": result.cluster.cpu()[rows].numpy(),
+                **({} if result.value is None else reasons(records, ids, rows, result, config)),
             }
         )
         path = self.folder / f"update_{update:08d}.parquet"
@@ -113,8 +122,52 @@ class Recorder:
             old.unlink()
 
 
-def shown(group: Tensor, trajectory: Tensor, step: Tensor, valid: Tensor | None = None) -> Tensor:
+def reasons(
+    records: Mapping[str, Any], ids: Mapping[str, Tensor], rows: Tensor, result: AdvantageResult, config: Config
+) -> dict[str, Any]:
+    """Columns [k] of why the records `rows`, each step once, got their advantage under "gae".
+
+        δ = r + γ^Δt V̂(next step) − V̂,   V̂ = 0 after the last step, γ V̂ of that step where it was cut off
+
+    Where there are fingerprints also the nearest states of the prompt group, as rows among the k, with their k: centred
+    as in training.  Values of records that were set aside are 0.
+    """
+    assert result.value is not None
+    group, trajectory, step = (column.numpy() for column in ids.values())
+    everyone = shown(*ids.values(), records.get("valid"), len(group)).numpy()
+    taken = everyone[result.cluster.cpu().numpy()[everyone] >= 0]
+    value, cut = result.value.cpu().double().numpy(), records.get("truncated")
+    reward = records["rewards"] if records.get("trained_rewards") is None else records["trained_rewards"]
+    order = taken[np.lexsort((step[taken], trajectory[taken]))]
+    own, follows = value[order], np.append(trajectory[order[1:]] == trajectory[order[:-1]], False)[: len(order)]
+    after = own * (0.0 if cut is None else torch.as_tensor(cut).cpu().numpy()[order])
+    after, gap = (
+        np.where(follows, np.roll(own, -1), after),
+        np.where(follows, np.roll(step[order], -1) - step[order], 1),
+    )
+    delta = np.zeros(len(value))
+    delta[order] = torch.as_tensor(reward).cpu().double().numpy()[order] + config.gamma**gap * after - own
+    columns = {"value": value, "returns": result.returns.cpu().numpy(), "delta": delta}
+    columns["step_term"] = result.step_advantage.cpu().numpy()
+    found: dict[str, Any] = {f"bipace_{name}": column[rows.numpy()] for name, column in columns.items()}
+    if records.get("fingerprint") is not None and config.share != "memory":
+        near, kernel = nearest(
+            records["fingerprint"].cpu()[taken], group[taken], step[taken].astype(np.float64), config, NEIGHBOURS
+        )
+        places = {row: k for k, row in enumerate(rows.tolist())}
+        lists: list[tuple[list[int], list[float]]] = [([], []) for _ in places]
+        for row, others, k in zip(taken.tolist(), near, kernel, strict=True):
+            if row in places:  # then its whole prompt group is
+                lists[places[row]] = [places[other] for other in taken[others].tolist()], k.tolist()
+        found["bipace_neighbours"], found["bipace_kernel"] = zip(*lists, strict=True)
+    return found
+
+
+def shown(
+    group: Tensor, trajectory: Tensor, step: Tensor, valid: Tensor | None = None, most: int | None = None
+) -> Tensor:
     """[k] records of the first prompt groups, at most 2,000: without padding, copies of a step once."""
+    most = RECORDS if most is None else most
     kept, seen, counts = [], set(), dict.fromkeys(group.tolist(), 0)
     mask = [True] * len(group) if valid is None else valid.tolist()
     for i, (g, *place) in enumerate(zip(group.tolist(), trajectory.tolist(), step.tolist(), strict=True)):
@@ -124,7 +177,7 @@ def shown(group: Tensor, trajectory: Tensor, step: Tensor, valid: Tensor | None 
             counts[g] += 1
     total, chosen = 0, set()
     for g, count in counts.items():
-        if total and total + count > RECORDS:
+        if total and total + count > most:
             break
         total += count
         chosen.add(g)

@@ -204,7 +204,7 @@ class States:
             config = replace(config, partition="exact")  # of labels: the same bits as with the clusters themselves
         result = run(**columns, memory=self.memory, config=config, check="now")
         if self.recorder is not None:
-            self.recorder.write(records, result)
+            self.recorder.write(columns if gather is dict else records, result, config)
         if bad is not None:
             result = result.with_bad_states(bad)
         metrics = metrics_of(result, used, epsilon, config.has_clusters, self.settings) | self.radius.moves

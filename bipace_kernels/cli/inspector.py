@@ -24,8 +24,7 @@ import torch
 
 import bipace_kernels as bk
 
-from ..backends.reference.clusters import unit_vector
-from ..backends.reference.critic import kernel_matrix
+from ..backends.reference.critic import nearest
 from ..backends.schema import LIMIT
 from ..config import PACE_ESTIMATORS
 from . import rollouts
@@ -39,6 +38,7 @@ SHORTEST = 200  # characters that a text keeps, however large the file
 NAME = 120  # characters of task ids, rollout ids and file names
 NEIGHBOURS = 8
 TRAINED = "trained"  # the estimator and the partition that a training run recorded
+REASONS = ("value", "returns", "delta", "step_term")  # of a training run with "gae": why a step got its advantage
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -126,7 +126,8 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
     """What the page shows, as JSON: columns with an entry for each record, by prompt group, rollout and step.
 
     Numbers have four digits.  `spread` is the estimators' disagreement: the largest minus the smallest A/rms(A), each
-    rms over the part.  `neighbours` are the records of the same prompt group with the largest kernel k of "gae".
+    rms over the part.  `neighbours` are the records of the same prompt group with the largest kernel k of "gae", as a
+    training run recorded them if it did.
     """
     records = [part.records for part in parts]
     has_actions = all(r.action is not None for r in records)
@@ -137,6 +138,8 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
     if trained:
         shown.append({"key": TRAINED, "label": "as trained", "meaning": "what the trainer used", "partition": TRAINED})
     content: dict[str, Any] = {"groups": [], "rollouts": [], "columns": _columns([row["key"] for row in shown])}
+    recorded = [name for name in REASONS if getattr(records[0], f"trained_{name}") is not None]
+    content["columns"]["trained"] = {name: [] for name in recorded}
     for number, part in enumerate(parts):
         _add(content, texts, part, number, options, _estimators(part, options, has_actions))
     return {
@@ -146,6 +149,8 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
         "estimators": shown,
         "partitions": _partitions(parts, options, trained),
         "branches": list(BRANCHES),
+        "success_above": options.success_above if records[0].success is None else None,
+        "neighbours": TRAINED if records[0].trained_neighbours is not None else "recomputed",
         "has_actions": has_actions,
         **content,
         "texts": list(texts),
@@ -197,8 +202,6 @@ def _add(
     results = _results(part, shared, estimators)
     order = _order(records, options.duplicates == "once")
     first, first_group = len(columns["group"]), len(groups)
-    place = np.full(len(records), -1)
-    place[order] = first + np.arange(len(order))
 
     known_groups: dict[int, int] = {}
     known_paths: dict[int, int] = {}
@@ -225,7 +228,7 @@ def _add(
         action = "" if records.action is None else records.action[row]
         columns["action"].append(texts.setdefault(action, len(texts)))
         columns["reward"].append(_short(records.reward[row]))
-    _finish(groups[first_group:], first_group, paths, known_paths.values())
+    _finish(groups[first_group:], first_group, paths, known_paths.values(), options.success_above)
 
     columns["returns"] += _floats(results["grpo"].returns[order])
     columns["episode"] += _floats(results["grpo"].episode_advantage[order])
@@ -246,9 +249,21 @@ def _add(
         columns["cluster"][name] += _renumbered(results[of].cluster[order].numpy(), columns["cluster"][name])
     actions = np.unique(shared.get("action_key", np.zeros(len(records))), return_inverse=True)[1].reshape(-1)
     columns["same_action"] += _renumbered(actions[order], columns["same_action"])
-    near, kernel = _neighbours(part, order, next(row.config for row in estimators if row.key == "gae"))
-    columns["neighbours"] += [place[rows].tolist() for rows in near]
-    columns["kernel"] += [_floats(row) for row in kernel]
+    for name, column in columns["trained"].items():
+        column += _floats(np.array(getattr(records, f"trained_{name}"), np.float64)[order])
+    if records.trained_neighbours is not None and records.trained_kernel is not None:
+        place = {(records.file[row], records.line[row]): i for i, row in enumerate(order.tolist(), first)}
+        for row in order.tolist():
+            both = zip(records.trained_neighbours[row], records.trained_kernel[row], strict=False)
+            pairs = [(place.get((records.file[row], other + 1)), k) for other, k in both]
+            columns["neighbours"].append([other for other, _ in pairs if other is not None])
+            columns["kernel"].append([_short(k) for other, k in pairs if other is not None])
+    else:
+        gae = next(row.config for row in estimators if row.key == "gae")
+        states, time = part.fingerprint[torch.from_numpy(order)], np.array(records.step, np.float64)[order]
+        near, kernel = nearest(states, records.group[order], time, gae, NEIGHBOURS)
+        columns["neighbours"] += [(first + rows).tolist() for rows in near]
+        columns["kernel"] += [_floats(row) for row in kernel]
 
 
 def _results(part: Part, shared: dict[str, Any], estimators: Sequence[Row]) -> dict[str, Any]:
@@ -276,14 +291,19 @@ def _order(records: rollouts.Rollouts, once: bool) -> Ints:
     return order
 
 
-def _finish(groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[str, Any]], own: Iterable[int]) -> None:
-    """Totals of the rollouts; share of successes of the groups, and mean and standard deviation of their totals."""
+def _finish(
+    groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[str, Any]], own: Iterable[int], above: float
+) -> None:
+    """Totals of the rollouts; share of successes of the groups, and mean and standard deviation of their totals.
+
+    above   a rollout without a recorded success succeeded if its total is larger
+    """
     totals: dict[int, list[float]] = {}
     for path in (paths[at] for at in own):
         total = path["total"]
         fine = abs(total) <= LIMIT
         if path["success"] is None and fine:
-            path["success"] = total > 0
+            path["success"] = total > above
         path["total"] = _short(total)
         if fine:
             totals.setdefault(path["group"], []).append(total)
@@ -293,28 +313,6 @@ def _finish(groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[s
         group["success"] = _short(sum(flags) / len(flags)) if flags else None
         group["mean"] = _short(float(np.mean(own_totals))) if own_totals else None
         group["std"] = _short(float(np.std(own_totals))) if own_totals else None
-
-
-def _neighbours(part: Part, order: Ints, config: bk.Config) -> tuple[list[Ints], list[Any]]:
-    """Rows [≤ 8] and k of each shown record's nearest records in its prompt group, by the kernel of "gae"."""
-    step, rows = np.array(part.records.step, np.float64)[order], part.fingerprint[torch.from_numpy(order)].float()
-    usable = np.flatnonzero((rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)).numpy())
-    near: list[Ints] = [np.zeros(0, np.int64) for _ in order]
-    kernel: list[Any] = [np.zeros(0) for _ in order]
-    if not len(usable):
-        return near, kernel
-    mean = sum(unit_vector(rows[i]) for i in usable.tolist()) / len(usable)
-    group = part.records.group[order][usable]
-    for members in (np.flatnonzero(group == number) for number in np.unique(group)):
-        own, times = usable[members], step[usable[members]]
-        z = np.stack([unit_vector(rows[i]) for i in own.tolist()]) - mean
-        for some in np.array_split(np.arange(len(own)), math.ceil(len(own) / 1024)):
-            k = kernel_matrix(z[some], z, times[some], times, config.kernel_width, config.kernel_time or 0.0)
-            k[np.arange(len(some)), some] = -1.0  # itself
-            best = np.argsort(-k, axis=1, kind="stable")[:, : min(NEIGHBOURS, len(own) - 1)]
-            for i, chosen, row in zip(own[some].tolist(), best, k, strict=True):
-                near[i], kernel[i] = order[own[chosen]], row[chosen]
-    return near, kernel
 
 
 def _renumbered(labels: Ints, before: Sequence[int]) -> list[int]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs by default
 INSPECTOR = "inspector.html"
-RECORDED = ("truncated", "trained_advantage", "trained_cluster")  # shown by the inspector alone
+RECORDED = ["truncated", *(name for name in rollouts.CHECKS if name.startswith("trained_"))]  # for the inspector alone
 
 
 @dataclass

@@ -50,8 +50,14 @@ class Columns:
     valid: str = "valid"
     success: str = "success"
     truncated: str = "truncated"
-    trained_advantage: str = "bipace_advantage"  # these two are recorded by trainers
+    trained_advantage: str = "bipace_advantage"  # these are recorded by trainers
     trained_cluster: str = "bipace_cluster"
+    trained_value: str = "bipace_value"
+    trained_returns: str = "bipace_returns"
+    trained_delta: str = "bipace_delta"
+    trained_step_term: str = "bipace_step_term"
+    trained_neighbours: str = "bipace_neighbours"
+    trained_kernel: str = "bipace_kernel"
     fingerprint: str | None = None
 
     @classmethod
@@ -91,6 +97,12 @@ class Rollouts:
     truncated: list[bool] | None = None
     trained_advantage: list[float] | None = None
     trained_cluster: list[int] | None = None
+    trained_value: list[float] | None = None
+    trained_returns: list[float] | None = None
+    trained_delta: list[float] | None = None
+    trained_step_term: list[float] | None = None
+    trained_neighbours: list[list[float]] | None = None  # rows of the file, counted from 0
+    trained_kernel: list[list[float]] | None = None
     fingerprint: Any = None  # [N, D] array or lists
     merged: bool = False  # whether equal task ids of different files are one group
     group: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] numbered by first appearance
@@ -227,11 +239,13 @@ def _check_paths(paths: Sequence[str]) -> None:
 
 # ---- one record
 
+TRAINED = ("advantage", "value", "returns", "delta", "step_term")
 # Checks of the fields, methods of _Parser.
 CHECKS = {
     **dict.fromkeys(("task", "rollout"), "id"),
     **dict.fromkeys(("observation", "action"), "text"),
-    **dict.fromkeys(("reward", "trained_advantage"), "reward"),
+    **dict.fromkeys(("reward", *(f"trained_{name}" for name in TRAINED)), "reward"),
+    **dict.fromkeys(("trained_neighbours", "trained_kernel"), "numbers"),
     **dict.fromkeys(("valid", "success", "truncated"), "flag"),
     **{"step": "step", "trained_cluster": "step", "fingerprint": "vector"},
 }
@@ -349,8 +363,13 @@ class _Parser:
             raise _Wrong("true or false", value)
         return value
 
+    def _numbers(self, name: str, value: Any) -> list[float]:
+        if type(value) is not list or not all(type(x) is float or type(x) is int for x in value):
+            raise _Wrong("a list of numbers", value)
+        return value
+
     def _vector(self, name: str, value: Any) -> list[float]:
-        if type(value) is not list or not value or not all(type(x) is float or type(x) is int for x in value):
+        if not self._numbers(name, value):
             raise _Wrong("a list of numbers", value)
         width = len(self.rollouts.fingerprint[0]) if self.rollouts.fingerprint else len(value)
         if len(value) != width:

@@ -230,9 +230,11 @@ def _texts(
 ) -> tuple[list[Any], list[Any]]:
     """Observations and actions of some turns [k], in whole rows: the rollouts' data, else the text of the tokens."""
     seen, done = texts_of(turns, some, _prompts(output), output["completion_ids"].cpu(), tokenizer)
+    last = turns.last.tolist()
     for k, i in enumerate(some.tolist()):
         seen[k] = observations[i][-1] if observations[i] else seen[k]
-        done[k] = _joined(actions[i]) if actions[i] else done[k]
+        if actions[i] or (actions[i] is not None and last[i]):  # a last turn without an action has the empty one
+            done[k] = _joined(actions[i])
     return seen, done
 
 

@@ -99,8 +99,8 @@ def write_advantages(
         metrics["bipace/mean_advantage"] = float(counted.double().mean())
     if recorder is not None:
         rewards = torch.from_numpy(data.non_tensor_batch["rewards"].astype(np.float64))[rows]
-        recorded = {**ids, "rewards": rewards, "truncated": given.get("truncated")}
-        recorder.write(recorded, replace(result, advantage=total))
+        recorded = {**ids, **given, "rewards": rewards, "trained_rewards": given.get("rewards")}
+        recorder.write(recorded, replace(result, advantage=total), config)
     tokens = to_tokens(total, mask)
     data.batch["response_mask"], data.batch["advantages"], data.batch["returns"] = mask, tokens, tokens
     for name in (IDS, HIDDEN, HIDDEN_IDS):

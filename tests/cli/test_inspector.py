@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from browsers import chromium
@@ -79,6 +81,16 @@ def test_groups_have_their_success_and_spread(tmp_path: Path) -> None:
     assert [path["success"] for path in content["rollouts"]] == [True, False, False]
     actions = content["columns"]["same_action"]
     assert actions[1] == actions[5] and len(set(actions)) == 4  # "take" and " take"
+
+
+def test_success_takes_a_threshold(tmp_path: Path) -> None:
+    rows = [dict(row, reward=0.1) for row in GOLDEN[:2]] + GOLDEN[2:4]  # totals 0.2 and 0
+    assert [path["success"] for path in content_of(tmp_path, rows)["rollouts"]] == [True, False]
+    content = content_of(tmp_path, rows, "--success-above", 0.5)
+    assert [path["success"] for path in content["rollouts"]] == [False, False] and content["groups"][0]["success"] == 0
+    assert content["success_above"] == 0.5
+    given = content_of(tmp_path, [dict(row, success=True) for row in rows], "--success-above", 0.5)
+    assert [path["success"] for path in given["rollouts"]] == [True, True] and given["success_above"] is None
 
 
 def test_neighbours_are_the_nearest_by_the_kernel_of_gae(games: Path, tmp_path: Path) -> None:
@@ -189,7 +201,7 @@ def test_ten_thousand_records_are_below_5_mb(tmp_path: Path) -> None:
     records = rollouts.read([str(write(tmp_path / "a.jsonl", rows))], wanted=["action"])
     options = SimpleNamespace(
         gamma=0.95, history_length=2, duplicates="raise", on_invalid="raise", action_mode="text", backend="auto",
-        threads=None,
+        threads=None, success_above=0.0,
     )  # fmt: skip
     states = torch.from_numpy(rng.normal(size=(n, 8)).astype(np.float32))
     made = inspector.page([inspector.Part("a.jsonl", records, states, "random", 0.25)], options)
@@ -411,13 +423,13 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser: Any, tmp_pa
     # The link leads to the same step, estimator, partition and view.
     page.select_option("#estimator", "gae")
     page.click("#link")
-    page.wait_for_function("document.querySelector('#link').textContent === 'Copied'")
+    page.locator("#link", has_text="Copied").wait_for()
     page.focus("#find-group")
     page.keyboard.press("Control+V")
     assert page.input_value("#find-group") == page.url
     other, _ = opened(browser, tmp_path / "out/inspector.html")
     other.goto(page.url)
-    other.wait_for_function("document.querySelector('#view').value === 'pair'")
+    other.locator("#transcript.pair").wait_for()
     assert [other.input_value(name) for name in ("#estimator", "#partition")] == ["gae", "exact"]
     assert other.inner_text("#step-title") == "Step 1 of rollout 2"
     other.close()
@@ -443,7 +455,7 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser: Any, tmp_pa
     assert page.inner_text("#steps tbody") == "No step matches the filters." and page.inner_text("#count") == "0 steps"
     assert page.locator("#histograms").inner_text().count("no step") == len(PRESETS)
     page.click("#steps button[type=reset]")
-    page.wait_for_function("document.querySelectorAll('#steps tbody tr').length === 6")
+    page.locator("#steps tbody tr").nth(5).wait_for()
 
     # Comma-separated values of what is listed; no text is a formula.
     table = saved(page, "#save-steps")
@@ -457,5 +469,59 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser: Any, tmp_pa
       .map(node => node.textContent)"""
     for every in ("main h2, main h3", "#groups thead th, #steps thead th, #step thead th", "main label, header label"):
         assert page.eval_on_selector_all(every, bare) == [], every
+    assert wrong == []
+    page.close()
+
+
+@pytest.mark.slow
+def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser: Any, tmp_path: Path) -> None:
+    paths = []
+    for update in (50, 100, 0):  # the last one has the smallest number
+        rows = []
+        for i, row in enumerate(GOLDEN):
+            reason = {"value": 0.25 * i, "returns": 0.5, "delta": 0.125 - i, "step_term": i - 2.5, "advantage": i - 2.5}
+            near = {"bipace_cluster": i, "bipace_neighbours": [(i + 2) % 6], "bipace_kernel": [0.75]}
+            own = {f"bipace_{name}": value for name, value in reason.items()} | near
+            rows.append(dict(row, reward=row["reward"] * update / 100, step=row["step"]) | own)
+        paths.append(tmp_path / f"update_{update:08d}.parquet")
+        pq.write_table(pa.Table.from_pylist(rows), paths[-1])
+    folder = tmp_path / "out"
+    assert run("report", *paths, "--out", folder, "--epsilons", "0.25", "--html", "--no-similar").exit_code == 0
+    page, wrong = opened(browser, folder / "inspector.html")
+
+    # Updates in their order, with metrics along them; the slider shows the groups of one.
+    success = page.locator("#course figure").first
+    assert success.locator("title").all_text_contents() == ["update 0: 0.000", "update 50: 0.333", "update 100: 0.333"]
+    page.locator("#slider").focus()
+    for key, name in (
+        ("Home", "update 0 (1 of 3)"),
+        ("ArrowRight", "update 50 (2 of 3)"),
+        ("End", "update 100 (3 of 3)"),
+    ):
+        page.keyboard.press(key)
+        assert page.inner_text("#update") == name
+        assert page.locator("#groups tbody td:first-child").all_inner_texts() == [f"key {name.partition(' (')[0]}"]
+        assert page.inner_text("#step dl").count(f"update_{int(name.split()[1]):08d}.parquet") == 1
+    page.click("#every")
+    assert page.locator("#groups tbody tr").count() == 3
+
+    # A threshold decides what is a success where the file does not say.
+    page.fill("#above", "0.5")
+    assert success.locator("title").all_text_contents() == ["update 0: 0.000", "update 50: 0.000", "update 100: 0.333"]
+    assert "33 %" in page.inner_text("#timeline .legend")
+
+    # Steps that are alone in "the trainer's own" partition are not marked; the recorded neighbours are outlined.
+    page.locator("#cells .cell").nth(3).click()
+    assert page.locator("#cells .alone").count() == 0
+    assert "no peers" not in page.inner_text("#timeline") + page.inner_text("#steps tbody")
+    peers = "nodes => nodes.map(node => node.classList.contains('peer'))"
+    assert page.eval_on_selector_all("#cells .cell", peers) == [False] * 5 + [True]
+    assert page.inner_text("#reason tbody").split() == ["0.750", "0.500", "−2.875", "+0.500"]
+    assert page.locator("#neighbours tbody tr").all_inner_texts() == ["2 · 1\ttake\t0.000\t0.750"]
+    for width in (360, 1280, 2560):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(CUT) == [], width
     assert wrong == []
     page.close()

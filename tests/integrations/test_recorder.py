@@ -13,6 +13,8 @@ from bipace_cli.commands import app
 from bipace_kernels.integrations import _recorder
 from bipace_kernels.integrations._recorder import Recorder, shown
 from bipace_kernels.integrations._rollout_rows import RolloutRows
+from bipace_kernels.integrations._turns import Turns
+from bipace_kernels.integrations.trl.credit import _texts
 from bipace_kernels.integrations.verl.estimator import estimate
 from bipace_kernels.integrations.verl_agent import Settings, attach
 from trained_tokenizers import byte_level
@@ -53,7 +55,7 @@ def texts(rows):
 
 def record(recorder, update):
     recorder.expect(update, texts)
-    recorder.write(RECORDS, result_of())
+    recorder.write(RECORDS, result_of(), bk.Config.gigpo())
 
 
 def updates(folder):
@@ -93,12 +95,59 @@ def test_the_credit_inspector_reads_which_rollouts_were_cut_off(tmp_path):
     result = bk.advantage(**{k: records[k] for k in records}, fingerprint=states, config=config)
     recorder = Recorder(str(tmp_path), 1)
     recorder.expect(0, texts)
-    recorder.write(records, result)
+    recorder.write(records, result, config)
     assert read(tmp_path)["truncated"] == [False, True, False, True, False]
     page = inspected(tmp_path / "update_00000000.parquet", tmp_path / "page")
     without = tmp_path / "without.parquet"
     pq.write_table(pq.read_table(tmp_path / "update_00000000.parquet").drop_columns(["truncated"]), without)
     assert page != inspected(without, tmp_path / "other")
+
+
+@pytest.mark.parametrize("share", ["batch", "group", "memory"])
+def test_why_gae_gave_a_step_its_advantage_is_recorded(tmp_path, share):
+    """V̂, R, δ and A_S by their definitions, and the nearest states with k of the kernel, centred as in training."""
+    generator = torch.Generator().manual_seed(0)
+    trajectory, n = torch.arange(6).repeat_interleave(4), 24
+    records = {
+        "group": trajectory // 3, "trajectory": trajectory, "step": torch.tensor([0, 1, 3, 4]).repeat(6),
+        "rewards": torch.rand(n, generator=generator).double(), "truncated": trajectory % 2 == 0,
+        "fingerprint": torch.rand(n, 5, generator=generator) - 0.5, "valid": torch.arange(n) != 20,
+    }  # fmt: skip
+    records["fingerprint"][9] = torch.nan
+    config = bk.Config.gae(share=share, on_invalid="singleton", gae_lambda=0.0, step_norm="none")
+    memory = bk.ValueMemory(100) if share == "memory" else None
+    result = bk.advantage(**records, config=config, memory=memory)
+    recorder = Recorder(str(tmp_path), 1)
+    recorder.expect(0, lambda rows: (["room"] * len(rows), ["go"] * len(rows)))
+    recorder.write(records, result, config)
+    found, rows = read(tmp_path), [i for i in range(n) if i != 20]
+    for name, column in (("value", result.value), ("returns", result.returns), ("step_term", result.step_advantage)):
+        assert found[f"bipace_{name}"] == column[rows].tolist()
+    # With λ = 0, A_S before it is divided is δ.
+    assert found["bipace_delta"] == pytest.approx(result.step_advantage[rows].tolist(), abs=1e-6)
+    if share == "memory":
+        assert "bipace_neighbours" not in found
+        return
+    x = torch.nn.functional.normalize(records["fingerprint"].double(), dim=1)
+    usable = [i for i in rows if i != 9]
+    for at, i in enumerate(rows):
+        own = [j for j in usable if records["group"][j] == records["group"][i]]
+        z = x - x[usable if share == "batch" else own].mean(0)
+        others = [j for j in own if j != i] if i != 9 else []
+        late = ((records["step"] - records["step"][i]).double() / config.kernel_time) ** 2 / 2
+        k = ((torch.cosine_similarity(z, z[i : i + 1]) - 1) / config.kernel_width - late).exp()
+        wanted = sorted(others, key=lambda j: -k[j])[:5]
+        assert [rows[j] for j in found["bipace_neighbours"][at]] == wanted
+        assert found["bipace_kernel"][at] == pytest.approx(k[wanted].tolist(), rel=1e-6)
+    page = inspected(tmp_path / "update_00000000.parquet", tmp_path / "page")
+    columns = page["columns"]
+    assert page["neighbours"] == "trained" and columns["trained"]["delta"] == pytest.approx(
+        found["bipace_delta"], rel=1e-3
+    )
+    place = {line - 1: i for i, line in enumerate(columns["line"])}
+    assert columns["neighbours"] == [
+        [place[j] for j in found["bipace_neighbours"][line - 1]] for line in columns["line"]
+    ]
 
 
 def test_padding_and_copies_are_left_out_and_groups_stay_whole(monkeypatch):
@@ -115,7 +164,7 @@ def test_padding_and_copies_are_left_out_and_groups_stay_whole(monkeypatch):
 def test_long_texts_are_cut_and_broken_ones_are_readable(tmp_path):
     recorder = Recorder(str(tmp_path), 1)
     recorder.expect(0, lambda rows: (["x" * 20_000, "\ud800", 3, "d", "e"], ACTIONS))
-    recorder.write(RECORDS, result_of())
+    recorder.write(RECORDS, result_of(), bk.Config.gigpo())
     assert [len(text) for text in read(tmp_path)["observation"][:3]] == [10_000, 1, 1]
 
 
@@ -198,6 +247,15 @@ def test_trl(tmp_path, monkeypatch, extras):
     assert [row["key"] for row in page["estimators"]][-1] == "trained"
     assert page["columns"]["cluster"]["trained"] == found["bipace_cluster"]
     assert page["columns"]["advantage"]["trained"] == [float(f"{a:.4g}") for a in found["bipace_advantage"]]
+
+
+def test_trl_a_last_turn_without_an_action_is_recorded_as_it_trained(tmp_path):
+    """With the empty action; an earlier turn without an entry has its text, whose key training used."""
+    output = {name: torch.ones(1, 3, dtype=torch.int64) for name in ("prompt_ids", "prompt_mask")}
+    output["completion_ids"] = torch.arange(5)[None]
+    turns, some = Turns.of(torch.tensor([[1, 0, 1, 0, 1]])), torch.arange(3)
+    done = _texts(output, turns, Words(), [None] * 3, [["go", "on"], [], []], some)[1]
+    assert done == ["go\non", Words().batch_decode([[2]], skip_special_tokens=True)[0], ""]
 
 
 def test_verl(tmp_path):

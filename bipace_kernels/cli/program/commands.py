@@ -169,6 +169,7 @@ _REPORT = {
     "similarity": _Option(float, 0.95, "Least difflib ratio of similar texts.", "S"),
     "similar": _Option(bool | None, None, "Similar partition: slow on long texts; default: only where cheap."),
     "html": _Option(bool, False, "Also inspector.html: every step's credit under every estimator, in a browser."),
+    "success_above": _Option(float, 0.0, "With --html: a larger sum of rewards is a success, if none is given.", "X"),
     "duplicates": _Option(str, "raise", "Two records of one step: raise, once or count.", "RULE", _INPUT),
     "on_invalid": _Option(str, "raise", "Values that are not finite: raise or singleton.", "RULE", _INPUT),
     **_COLUMNS,

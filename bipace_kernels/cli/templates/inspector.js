@@ -6,7 +6,7 @@ const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00
 const BRANCHES = { singleton: "no peers", pace: "with peers", leave_one_out: "leave one out" };
 const $ = (selector) => document.querySelector(selector);
 
-let data, columns, count, members, letters;
+let data, columns, count, members, letters, joined;
 const shown = { estimator: "", partition: "", group: 0, step: -1, page: 0, groupSort: [0, 1], stepSort: [0, 1] };
 const usual = {};  // values that a link leaves out
 
@@ -63,6 +63,12 @@ function membersBy(column) {
   const found = new Map();
   column.forEach((key, i) => { if (!found.has(key)) found.set(key, []); found.get(key).push(i); });
   return found;
+}
+
+// The steps outlined with step i: its cluster, or under a partition without one (of GAE) its nearest states.
+function peersOf(i) {
+  if (i < 0 || clusterOf(i) < 0) return new Set();
+  return new Set(joined[shown.partition] ? members[shown.partition].get(clusterOf(i)) : columns.neighbours[i]);
 }
 
 // A, B, ... of the clusters of two or more records in a prompt group, the largest first.
@@ -192,7 +198,7 @@ function drawGroups() {
     cells: GROUPS.map((column) => {
       const found = column.value(g);
       if (column.cls !== "text") return cell((column.write || number)(found), "number");
-      const file = several ? make("span", ` ${data.files[data.groups[g].file]}`, { className: "soft" }) : null;
+      const file = several ? make("span", ` ${fileName(data.groups[g].file)}`, { className: "soft" }) : null;
       return make("td", [found, file], { className: "text", title: found });
     }),
   })), shown.groupSort, (column) => { shown.groupSort = turned(shown.groupSort, column, column === 0); drawGroups(); },
@@ -229,7 +235,9 @@ function drawTimeline() {
   legend.replaceChildren(
     `${group.rollouts} rollouts, ${group.records} steps, success ${percent(group.success)}, `,
     `mean total reward ${number(group.mean)}, SD ${number(group.std)}. `,
-    `Letters: clusters of two or more steps (${multiple} here); dashed: no peers (${alone} steps). `,
+    joined[shown.partition]
+      ? `Letters: clusters of two or more steps (${multiple} here); dashed: no peers (${alone} steps). `
+      : "No two steps share a cluster; outlined: the nearest states of the chosen one, by GAE's kernel. ",
     "Colour and number: ",
     make("span", "+ advantage above 0", { className: "above" }), ", ",
     make("span", "− below 0", { className: "below" }), ".",
@@ -355,12 +363,13 @@ function fitCells() {
 function drawCell(i, largest) {
   const value = columns.advantage[shown.estimator][i], cluster = letters.get(clusterOf(i)),
     action = oneLine(columns.action[i]);
-  const name = cluster ? cluster.name : "·";
+  const name = cluster ? cluster.name : joined[shown.partition] ? "·" : "";
   const button = make("button", [
     make("span", [make("b", name), make("span", signed(value))], { className: "top" }),
     make("span", action || (data.has_actions ? "(no action)" : ""), { className: "action" }),
   ], {
-    type: "button", tabIndex: -1, className: "cell" + (cluster ? "" : " alone"), title: action,
+    type: "button", tabIndex: -1, title: action,
+    className: "cell" + (cluster || !joined[shown.partition] ? "" : " alone"),
     "aria-label": `rollout ${place(i)}, cluster ${cluster ? name : "of one"}, advantage ${signed(value)}, ${action}`,
     "--sign": colour(value), "--share": `${Math.round((45 * Math.abs(value)) / largest)}%`,
     "--cluster": cluster ? cluster.colour : "transparent",
@@ -371,7 +380,7 @@ function drawCell(i, largest) {
 }
 
 function markCells() {
-  const cluster = shown.step < 0 ? -2 : clusterOf(shown.step);
+  const peers = peersOf(shown.step);
   let any = false;
   for (const button of document.querySelectorAll("#timeline .cell")) {
     const i = Number(button.dataset.key), here = i === shown.step;
@@ -379,14 +388,14 @@ function markCells() {
     if (here) reveal(button);
     button.tabIndex = here ? 0 : -1;
     any = any || here;
-    button.classList.toggle("peer", !here && letters.has(cluster) && clusterOf(i) === cluster);
+    button.classList.toggle("peer", !here && peers.has(i));
   }
   const first = $("#timeline .cell");
   if (!any && first) first.tabIndex = 0;
   for (const node of document.querySelectorAll("#heat .dot, #transcript .turn")) {
     const i = Number(node.dataset.key), here = i === shown.step;
     node.classList.toggle("here", here);
-    node.classList.toggle("peer", !here && letters.has(cluster) && clusterOf(i) === cluster);
+    node.classList.toggle("peer", !here && peers.has(i));
     if (here) reveal(node);
   }
 }
@@ -440,7 +449,8 @@ function drawMark(i) {
   if (clusterOf(i) < 0) return "set aside";
   const own = columns.group[i] === shown.group && letters.get(clusterOf(i));
   const size = clusterSize(i);
-  return make("span", own ? `${own.name} (${size})` : size > 1 ? `(${size})` : "no peers",
+  const alone = joined[shown.partition] ? "no peers" : "";
+  return make("span", own ? `${own.name} (${size})` : size > 1 ? `(${size})` : alone,
     { className: "mark", "--cluster": own ? own.colour : "transparent" });
 }
 
@@ -566,6 +576,7 @@ function drawStep() {
     make("pre", full(columns.observation[i]), { id: "observation", tabIndex: 0 }),
     ...(data.has_actions ? [heading("Action", "what it did"),
       make("pre", full(columns.action[i]) || "(none)", { id: "action" })] : []),
+    ...drawReason(i),
     heading("Advantage by estimator", "A of this step, under each estimator"), drawEstimators(i),
     make("p", "A/rms: divided by the estimator's root mean square over the file, so that they compare.",
       { className: "soft" }),
@@ -574,7 +585,21 @@ function drawStep() {
   body.scrollTop = 0;
 }
 
+// What a training run with GAE recorded of the step.
+function drawReason(i) {
+  const { value, returns, delta, step_term: term } = columns.trained;
+  if (!value || !delta || !returns || !term) return [];
+  const table = small([["V̂", "number", "value of the step's state, estimated from the batch"],
+    ["R", "number", "discounted return-to-go, with the run's γ"],
+    ["δ", "number", "reward + γ V̂(next state) − V̂"],
+    ["A_S", "number", "step term: GAE(λ) of the δ from here on, averaged and divided as configured"]],
+  [[numeric(value[i]), numeric(returns[i]), numeric(delta[i], signed), numeric(term[i], signed)]]);
+  table.id = "reason";
+  return [heading("Why, as trained (GAE)", "what the training run recorded of this step"), table];
+}
+
 function drawEstimators(i) {
+  const recomputed = data.estimators.at(-1).key === "trained" ? " by n-grams" : "";
   const largest = Math.max(1e-30, ...data.estimators.map(({ key }) => Math.abs(columns.scaled[key][i])));
   const table = small([["estimator", "", "hover over a name for its meaning"], ["A", "number", "advantage"],
     ["A/rms", "number", "divided by its root mean square"], ["", "", "A/rms as a bar, 0 in the middle"],
@@ -583,7 +608,7 @@ function drawEstimators(i) {
     numeric(columns.advantage[row.key][i], signed), numeric(columns.scaled[row.key][i], signed),
     cell(bar(columns.scaled[row.key][i], largest)),
     cell(row.partition === "" ? "none" : row.key === "trained" ? "recorded"
-      : row.partition === "kernel" ? `V̂ = ${number(columns.value[i])}`
+      : row.partition === "kernel" ? `V̂ = ${number(columns.value[i])}${recomputed}`
       : BRANCHES[data.branches[columns.branch[row.key][i]]]),
   ]));
   table.id = "estimators";
@@ -592,6 +617,7 @@ function drawEstimators(i) {
 
 function drawPeers(i) {
   const cluster = clusterOf(i), title = data.partitions.find((row) => row.key === shown.partition).label;
+  if (!joined[shown.partition]) return [];
   const rows = cluster < 0 ? [] : members[shown.partition].get(cluster);
   if (rows.length < 2) {
     const why = cluster < 0 ? "Set aside: it takes no part." : "No other step of the prompt group shares its state";
@@ -632,7 +658,8 @@ const actionOf = (k, rows) => rows.filter((other) => columns.same_action[other] 
 
 function drawNeighbours(i) {
   const near = columns.neighbours[i];
-  const found = [heading("Kernel neighbours (GAE)", "the states that count most in V̂ of this one")];
+  const name = data.neighbours === "trained" ? "Neighbours as trained (GAE)" : "Kernel neighbours (GAE)";
+  const found = [heading(name, "the states that count most in V̂ of this one")];
   if (!near.length) return [...found, make("p", "None: the prompt group has no other usable state.",
     { className: "soft" })];
   const table = small([WHERE, ACTION, RETURN,
@@ -645,11 +672,109 @@ function drawNeighbours(i) {
   return [...found, make("p", which, { className: "soft" }), table];
 }
 
+// ---- updates of a run, or files
+
+// Number of the update whose records a file holds, else its name.
+function updateOf(file) {
+  const found = /^update_0*(\d+)\.parquet$/.exec(data.files[file]);
+  return found ? Number(found[1]) : data.files[file];
+}
+
+const fileName = (file) => (typeof updateOf(file) === "number" ? `update ${updateOf(file)}` : data.files[file]);
+const average = (values) => (values.length ? values.reduce((sum, x) => sum + x, 0) / values.length : null);
+const share = (rows, holds) => average(rows.map((row) => Number(holds(row))));
+
+const COURSE = [
+  { name: "success", title: "share of rollouts that succeeded",
+    of: ({ paths }) => share(paths.filter(({ success }) => success !== null), ({ success }) => success) },
+  { name: "total reward", title: "mean of the rollouts' sums of rewards",
+    of: ({ paths }) => average(paths.map(({ total }) => total).filter((total) => total !== null)) },
+  { name: "steps", title: "mean number of steps of a rollout", of: ({ paths, rows }) => rows.length / paths.length },
+  { name: "groups with spread", title: "share of prompt groups whose rollouts have different sums of rewards",
+    of: ({ groups }) => share(groups, ({ std }) => std > 0) },
+  { name: "mean |A|", title: "of the advantage chosen above",
+    of: ({ rows }) => average(rows.map((i) => Math.abs(columns.advantage[shown.estimator][i]))) },
+  { name: "with peers", title: "share of steps that share a cluster, by the partition chosen above",
+    of: ({ rows }) => (joined[shown.partition] ? share(rows, (i) => clusterSize(i) > 1) : null) },
+  { name: "V̂ explains", title: "1 − Var(R − V̂) / Var(R): as recorded by the run, else computed from n-grams",
+    of: ({ rows }) => explained(rows) },
+];
+
+function explained(rows) {
+  const [value, returns] = [columns.trained.value || columns.value, columns.trained.returns || columns.returns];
+  const spread = (of) => {
+    const all = rows.map(of), middle = average(all);
+    return average(all.map((x) => (x - middle) ** 2));
+  };
+  const whole = spread((i) => returns[i]);
+  return whole > 0 ? 1 - spread((i) => returns[i] - value[i]) / whole : null;
+}
+
+function drawCourse() {
+  const several = data.files.length > 1, here = data.groups[shown.group].file;
+  $("#updates").hidden = !several;
+  if (!several) return;
+  const order = fileOrder(), files = order.map((file) => {
+    const groups = data.groups.filter((group) => group.file === file);
+    const rows = columns.group.map((_, i) => i).filter((i) => data.groups[columns.group[i]].file === file);
+    return { file, groups, rows, paths: data.rollouts.filter(({ group }) => data.groups[group].file === file) };
+  });
+  $("#slider").max = order.length - 1;
+  $("#slider").value = order.indexOf(here);
+  $("#update").textContent = `${fileName(here)} (${order.indexOf(here) + 1} of ${order.length})`;
+  $("#updates-title").textContent = order.every((file) => typeof updateOf(file) === "number") ? "Updates" : "Files";
+  const nodes = COURSE.map(({ name, title, of }) => {
+    const values = files.map(of), finite = values.filter((value) => value !== null);
+    if (!finite.length) return null;
+    const [low, high] = [Math.min(...finite), Math.max(...finite)];
+    const x = (k) => 6 + (188 * k) / Math.max(1, files.length - 1);
+    const y = (value) => 44 - (36 * (value - low)) / (high - low || 1);
+    const points = values.map((value, k) => [k, value]).filter(([, value]) => value !== null);
+    const line = picture("polyline", { points: points.map(([k, value]) => `${x(k)},${y(value)}`).join(" ") });
+    const dots = points.map(([k, value]) => {
+      const dot = picture("circle", { cx: x(k), cy: y(value), r: 4, class: files[k].file === here ? "here" : "" },
+        [picture("title", {}, [`${fileName(files[k].file)}: ${number(value)}`])]);
+      dot.onclick = () => chooseFile(files[k].file);
+      return dot;
+    });
+    const now = number(values[order.indexOf(here)]);
+    return make("figure", [make("figcaption", [`${name} `, make("b", now, { className: "now" })], { title }),
+      picture("svg", { viewBox: "0 0 200 52", role: "img", "aria-label": `${name} by update` }, [line, ...dots])]);
+  });
+  $("#course").replaceChildren(...nodes.filter(Boolean));
+}
+
+// Files by the number of their update, in the order given where they have none.
+function fileOrder() {
+  const key = (file) => (typeof updateOf(file) === "number" ? updateOf(file) : file);
+  return data.files.map((_, file) => file).sort((a, b) => key(a) - key(b));
+}
+
+function chooseFile(file) {
+  $("#file").value = String(file);
+  const step = informative((group) => group.file === file);
+  if (step !== undefined) chooseStep(step);
+  drawGroups();
+  drawSteps();
+}
+
+// Successes where the file has none: of totals above the threshold.
+function judge() {
+  const above = Number($("#above").value);
+  for (const path of data.rollouts) path.success = path.total === null ? null : path.total > above;
+  data.groups.forEach((group, g) => {
+    const known = data.rollouts.filter((path) => path.group === g && path.success !== null);
+    group.success = share(known, ({ success }) => success);
+  });
+  redraw();
+}
+
 // ---- choosing
 
 function chooseGroup(g) {
   shown.group = g;
   letters = nameClusters(g);
+  drawCourse();
   shown.page = 0;
   drawClusterChoice();
   drawTimeline();
@@ -718,6 +843,7 @@ function redraw() {
   shown.partition = $("#partition").value;
   letters = nameClusters(shown.group);
   drawClusterChoice();
+  drawCourse();
   drawGroups();
   drawTimeline();
   drawSteps();
@@ -726,9 +852,11 @@ function redraw() {
 
 // Of the group that shows most (outcomes that differ, then disagreement) the step with the largest |A| that all
 // rollouts reach.
-function informative() {
+function informative(wanted = () => true) {
   const score = (g) => (data.groups[g].std > 0 ? 1e6 : 0) + mean(ofGroup(g), columns.spread);
-  const g = data.groups.map((_, k) => k).sort((a, b) => score(b) - score(a) || a - b)[0];
+  const [g] = data.groups.map((_, k) => k).filter((k) => wanted(data.groups[k]))
+    .sort((a, b) => score(b) - score(a) || a - b);
+  if (g === undefined) return undefined;
   const value = columns.advantage[shown.estimator];
   const members = [...membersBy(ofGroup(g).map((i) => columns.rollout[i])).values()];
   const shortest = Math.min(...members.map((own) => columns.step[ofGroup(g)[own.at(-1)]]));
@@ -758,9 +886,11 @@ async function start() {
   count = columns.group.length;
   members = { group: membersBy(columns.group) };
   for (const [name, column] of Object.entries(columns.cluster)) members[name] = membersBy(column);
+  joined = Object.fromEntries(Object.keys(columns.cluster).map((name) =>
+    [name, [...members[name]].some(([cluster, rows]) => cluster >= 0 && rows.length > 1)]));
   const sizes = [count, data.rollouts.length, data.groups.length];
   const [steps, rollouts, groups] = sizes.map((n) => n.toLocaleString("en"));
-  const files = data.files.join(", ");
+  const files = data.files.length > 3 ? `${data.files.length} files` : data.files.join(", ");
   $("#about").textContent = `${files}: ${steps} steps of ${rollouts} rollouts in ${groups} prompt groups`;
   $("#estimator").append(...data.estimators.map((row) => option(row.key, row.label)));
   $("#partition").append(...data.partitions.map((row) => option(row.key, row.label)));
@@ -768,7 +898,7 @@ async function start() {
   $("#estimator").value = trained ? "trained" : data.has_actions ? "bipace" : "bigpo";
   $("#partition").value = trained ? "trained" : "cosine";
   for (const name of ["estimator", "partition", "view"]) usual[name] = $(`#${name}`).value;
-  $("#file").append(option("", "any"), ...data.files.map((name, k) => option(String(k), name)));
+  $("#file").append(option("", "any"), ...fileOrder().map((file) => option(String(file), fileName(file))));
   $("#of-file").hidden = data.files.length < 2;
   theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   if (!count) throw new Error("no record of the file takes part; all are padding");
@@ -777,6 +907,11 @@ async function start() {
   follow();
   onhashchange = follow;
   $("#estimator").onchange = $("#partition").onchange = () => { redraw(); keep(); };
+  $("#of-success").hidden = data.success_above === null;
+  $("#above").value = data.success_above ?? 0;
+  $("#above").oninput = judge;
+  $("#slider").oninput = () => chooseFile(fileOrder()[Number($("#slider").value)]);
+  $("#every").onclick = () => { $("#file").value = ""; drawGroups(); drawSteps(); };
   $("#link").onclick = copyLink;
   const form = $("#steps form"), again = () => { shown.page = 0; drawSteps(); };
   $("#groups form").oninput = () => { drawGroups(); again(); };
