@@ -124,15 +124,24 @@ def launches() -> list[Launch]:
         mock.patch.object(driver, "_active", StandIn()),
     ):
         _call_stages()
-    critic = importlib.import_module("bipace_kernels.backends.triton.critic")
-    return [*found.values(), *(Launch("critic", *entry) for entry in critic.main_path())]
+    return list(found.values())
 
 
 def _call_stages() -> None:
     """Usual calls of the stages, on CPU tensors that pass for a GPU's; no value is read."""
-    keys, clusters, combine, episode, gram, numbering, returns, values = (
+    keys, clusters, combine, critic, episode, gram, numbering, returns, values = (
         importlib.import_module(f"bipace_kernels.backends.triton.{name}")
-        for name in ["action_keys", "clusters", "combine", "episode", "gram", "numbering", "returns", "values"]
+        for name in [
+            "action_keys",
+            "clusters",
+            "combine",
+            "critic",
+            "episode",
+            "gram",
+            "numbering",
+            "returns",
+            "values",
+        ]
     )
     n = 2 * 4 * 100
     rows, floats, codes = torch.arange(n), torch.zeros(n), torch.zeros(n, dtype=torch.int64)
@@ -158,6 +167,17 @@ def _call_stages() -> None:
     values.hgpo_advantage(usual, floats, codes.expand(3, n).clone(), floats, "none", 1e-6, 1.0, True)
     terms = importlib.import_module("bipace_kernels.backends.schema").Terms(codes, floats, codes.to(torch.uint8))
     combine.combine(masked, floats, floats, terms, (1.0, 0.5))
+
+    kernel = importlib.import_module("bipace_kernels.backends.schema").Kernel(0.5, 8.0, 1.0, 0.0, "batch", 0.8, 0.1)
+    for width in (0, 512):
+        wide = critic.unit_rows(masked, states, width)
+    whitened = critic.whitened_rows(masked, wide, rows[:128], 64)
+    centred = critic.centred_rows(masked, whitened, "group")
+    critic.kernel_values(masked, centred, centred, floats, rows[:128], kernel)
+    critic.same_action_advantage(masked, centred, floats.double(), codes, true, kernel)
+    critic.cluster_values(masked, floats, codes, 3.0)
+    critic.gae_advantage(masked, floats.double(), floats.double(), true, 0.95, 0.5)
+    critic.normed_advantage(masked, floats.double(), floats, "batch")
 
     table = torch.arange(257), torch.arange(256, dtype=torch.uint8)
     ids = torch.zeros(2, 200, dtype=torch.int64)

@@ -126,6 +126,8 @@ class Config(Handled, Fields, Derived):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["estimator"] == "gae":  # pickled before these fields: it keeps its numbers
+            state = {"luck_noise": 0.0, "kernel_directions": None, "kernel_inside": 0.0, **state}
         super().__setstate__(state)
         self._derive()
 

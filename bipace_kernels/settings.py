@@ -198,26 +198,30 @@ class Fields:
     )
     shrinkage: float = setting(3.0, "κ, by which GAE's means of clusters shrink", NOT_NEGATIVE, "κ", read_by=_CLUSTER)
     kernel_width: float = setting(
-        0.5, "width ℓ of GAE's kernel exp((cos − 1)/ℓ) of centred fingerprints", WIDTH, "ℓ", read_by=_OF_STATES
+        0.6, "width ℓ of GAE's kernel exp((cos − 1)/ℓ) of centred fingerprints", WIDTH, "ℓ", read_by=_OF_STATES
     )
     kernel_time: float | None = setting(
-        8.0, "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time", ABOVE_ZERO, "θ", read_by=_OF_STATES, off=True
+        6.0, "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time", ABOVE_ZERO, "θ", read_by=_OF_STATES, off=True
     )
     kernel_noise: float = setting(
-        2.0, "variance ρ of returns about GAE's value, in units of the kernel's", NOISE, "ρ", read_by=_KERNEL
+        1.25, "variance ρ of returns about GAE's value, in units of the kernel's", NOISE, "ρ", read_by=_KERNEL
     )
     kernel_same: float = setting(
-        0.3, "covariance s of one prompt group's records, shares batch and memory", SAME, "S", read_by=_SHARED
+        0.0, "covariance s of one prompt group's records, shares batch and memory", SAME, "S", read_by=_SHARED
     )
     action_noise: float | None = setting(
-        0.3,
-        "η of GAE's averages over equal actions in near states; off: none",
-        NOISE,
-        "η",
-        read_by=_OF_STATES,
-        off=True,
+        0.4, "η of averages over equal actions in near states; off: none", NOISE, "η", read_by=_OF_STATES, off=True
     )
     gae_lambda: float = setting(0.5, "λ of GAE", GAMMA, "λ", read_by=_GAE)
     longest_text: int = setting(
         32_768, "most characters of a text that similar compares", 1, "N", read_by=_SIMILAR, trainer=ABSENT
+    )
+    luck_noise: float = setting(
+        0.04, "variance β of a step's luck in earlier returns, in units of the kernel's", SAME, "β", read_by=_KERNEL
+    )
+    kernel_directions: int | None = setting(
+        64, "half-whitened coordinates of GAE's kernel, up to 128; off: none", 1, "D", read_by=_OF_STATES, off=True
+    )
+    kernel_inside: float = setting(
+        0.8, "weight of a second kernel inside prompt groups, for shares batch and memory", SAME, "W", read_by=_SHARED
     )

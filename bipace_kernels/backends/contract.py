@@ -154,24 +154,43 @@ class Critic(Protocol):
         labels   [M] int64; None: V̂ = μ_p
         """
 
+    def unit_rows(self, records: Records, fingerprint: Tensor, width: int) -> Tensor:
+        """[M, w] float32 fingerprints at unit length, NaN for records that are not usable; float64 by the reference.
+
+        Where D > width > 0 they are folded to w = width: element e is added to element e mod w, with the sign of
+        schema.signs, a fixed random projection: products of two rows change by about 1/√w of their lengths.  Else w = D.
+        """
+
+    def whitened_rows(self, records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:
+        """[M, directions] float32 coordinates of the rows minus the landmarks' mean in the leading directions of the
+        landmarks' covariance, each divided by the fourth root of its eigenvalue (relative to the first).
+
+        0 in directions whose eigenvalue is at most 1e-6 of the first.  float64 by the reference.
+        """
+
+    def centred_rows(self, records: Records, rows: Tensor, share: str) -> Tensor:
+        """[M, w] float32 rows minus the mean of the usable ones of their group or of the batch, by the share; NaN stays
+        NaN.  float64 by the reference.
+        """
+
     def kernel_values(
-        self, records: Records, fingerprint: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel,
-        products: Tensor | None = None,
+        self, records: Records, rows: Tensor, inside: Tensor | None, returns: Tensor, landmarks: Tensor | None,
+        kernel: Kernel,
     ) -> Tensor:  # fmt: skip
-        """[M] float64.  Share "group": V̂ = μ_p + C (C + ρ I)⁻¹ (R − μ_p) over the usable records of each group;
-        "batch": V̂ = C (C + ρ I)⁻¹ R over those of all groups.  μ_p for records that are not usable.
+        """[M] float64.  Share "group": V̂ = μ_p + C (C + N)⁻¹ (R − μ_p) over the usable records of each group;
+        "batch": V̂ = C (C + N)⁻¹ R over those of all groups.  μ_p for records whose rows are NaN: not usable.
 
-        K_ij = exp((c_ij − 1)/ℓ − (t_i − t_j)²/(2 θ²)), c the cosine of the fingerprints scaled to unit length, minus
-        the mean of the usable ones of the group or the batch; t is records.time.  Rows within a squared distance of
-        1e-5 of that mean have c = 1 among themselves and 0 with others; equal rows have c = 1.
-        Blocks are the groups' usable records; those of a group with n > 2,048 are cut into ⌈n / 1,024⌉ equal runs.  C
-        is K inside a block, under share "batch" K + s; between blocks K_im (K_mm + 10⁻³ I)⁻¹ K_mj over the landmarks:
-        those given, or under share "group" ⌊k n / m⌋ of the group's n usable records, m = min(n, 128).  Memory
-        O(n m) plus the longest block's square.
+        K_ij = exp((c_ij − 1)/ℓ − (t_i − t_j)²/(2 θ²)), c the cosine of rows and t records.time.  Rows of a squared
+        length of at most 1e-5 have c = 1 among themselves and 0 with others; equal rows have c = 1.
+        N = β L Lᵀ + ρ I, L_ij = γ^(t_j − t_i) from a record to itself and later ones of its trajectory (in its block).
+        Blocks are the groups' usable records; those of a group with n > kernel.longest are cut into ⌈n / 1,024⌉ equal
+        runs.  C is K inside a block, under share "batch" K + s + w_g K_g, K_g of `inside`; between blocks
+        K_im (K_mm + 10⁻³ I)⁻¹ K_mj over the landmarks: those given, or under share "group" ⌊k n / m⌋ of the group's n
+        usable records, m = min(n, 128).  Memory O(n m) plus the longest block's square.
 
+        rows        [M, w] of centred_rows, by the share
+        inside      [M, w] of centred_rows, by group; None: w_g is 0
         landmarks   [L] int64 distinct usable records, or −1; of share "batch" only.  None: the first 128 records
-        products    [P] float64, Σ n (n + 1) / 2 over the groups of up to 2,048 records: what a backend may leave there
-                    for same_action_advantage
         """
 
     def gae_advantage(
@@ -193,22 +212,26 @@ class Critic(Protocol):
         """
 
     def same_action_advantage(
-        self, records: Records, fingerprint: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None,
-        kernel: Kernel, products: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        records: Records,
+        rows: Tensor,
+        advantage: Tensor,
+        action_key: Tensor,
+        parsed: Tensor | None,
+        kernel: Kernel,
+    ) -> Tensor:
         """[M] float64 K_a (K_a + η I)⁻¹ A_S over the usable records of each group: an average over near states with the
         same action.
 
-        K_a is K of kernel_values under share "group" where the action keys are equal, and 0 elsewhere; also 0 between
-        the blocks of a group with more than 2,048 usable records, and for actions that were not recognized: their keys
-        are equal where the responses begin alike, whatever was done.  A_S / (1 + η) for these and for records that are
-        not usable, as for one with nothing near.
+        K_a is K of kernel_values where the action keys are equal, and 0 elsewhere; also 0 between a group's blocks, and
+        for actions that were not recognized: their keys are equal where the responses begin alike, whatever was
+        done.  A_S / (1 + η) for these and for records that are not usable, as for one with nothing near.
 
+        rows         [M, w] of centred_rows
         advantage    [M] float64
         action_key   [M] int64
         parsed       [M] bool or None   False: the action was not recognized
         kernel       η is its noise
-        products     as kernel_values left them, with the same arguments: saves time, the result has the same bits
         """
 
     def normed_advantage(self, records: Records, advantage: Tensor, returns: Tensor, step_norm: str) -> Tensor:

@@ -28,10 +28,12 @@ KERNELS = ("mean", "diff_peer", "q_style")
 #: other exactly, and rounding must not decide.  kBand of csrc/common/greedy.h.
 BAND = 1e-5
 # Of the stage critic; csrc/cpu/critic.h and critic.cpp.
-LONGEST = 2048  # usable records of a group that is one block
+LONGEST = 2048  # usable records of a group that is one block, where rows are not whitened
 BLOCK = 1024  # records of a block, at most, of a longer group
 LANDMARKS = 128
 FLAT = 1e-5  # up to this centred squared length a row counts as the mean
+FOLDED = 512  # longer rows are folded to this length
+SMALLEST = 1e-6  # of the first eigenvalue: directions beyond are rounding
 JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
 TINY = 1e-6  # of max |R|: a root mean square up to this is rounding
 LIMIT = 1e37  # a larger return counts as non-finite: differences and sums of two smaller ones fit float32
@@ -49,6 +51,20 @@ class Kernel:
     noise: float  # ρ of values, η of averages over equal actions
     same: float = 0.0  # s of share "batch"
     share: str = "group"  # "group" | "batch": records from which a value is estimated
+    inside: float = 0.0  # w_g of share "batch"
+    luck: float = 0.0  # β
+    gamma: float = 1.0  # γ of the returns, read where luck is not 0
+    longest: int = LONGEST  # usable records of a group that is one block
+
+
+def signs(dim: int, folded: int) -> torch.Tensor:
+    """[dim] float32 ±1 with which rows are folded, by an integer hash of the column; 1 where they are not."""
+    column = torch.arange(dim)
+    if folded >= dim:
+        return torch.ones(dim)
+    mixed = (column * 0x9E3779B1) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    return 1.0 - 2.0 * (mixed >> 31).to(torch.float32)
 
 
 class Terms(NamedTuple):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from ..backends.schema import JITTER
+from ..backends.schema import JITTER, Kernel
 from ..config import Config
 from ..estimators.landmarks import choose_landmarks
+from ..estimators.table import kernel_of, kernel_rows
 from ..inputs import checks, interop
 from ..result import AdvantageResult
 from .value_r2 import ValueR2, judged, mean_of_others
@@ -22,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -> ValueR2:
     """`ValueR2` of the values that Config.gae() gives each trajectory's records without their returns.
 
-        R̂_T = prior + y_T − [(C + ρ I)⁻¹]_TT⁻¹ [(C + ρ I)⁻¹ y]_T        (y = R − prior; docs/gae.md)
+        R̂_T = prior + y_T − [(C + N)⁻¹]_TT⁻¹ [(C + N)⁻¹ y]_T        (y = R − prior; docs/gae.md)
 
     is the posterior mean of trajectory T's records given all others, exactly; prior is the mean of the group's other
     trajectories with share="group", else 0.  A record without a usable fingerprint is predicted by R̄.
@@ -33,8 +34,7 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
 
     On the host, in float64: time grows with records · (longest group)².  ValueError for another configuration.
     """
-    from ..backends.reference.clusters import unit_vector
-    from ..backends.reference.critic import cut, spaced
+    from ..backends.reference import critic
 
     if not isinstance(config, Config) or config.estimator != "gae" or config.value != "kernel":
         raise ValueError("config must be a Config.gae() with value='kernel'; other values have result.value_r2().")
@@ -46,64 +46,59 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
     trajectory, time = lay.trajectory_of_record().numpy(), lay.time().double().numpy()
     taken, base = mean_of_others(r, group, trajectory)
     rows = x[lay.order]
-    usable = (rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)).numpy()
-    inside = [np.flatnonzero(usable & (group == g)) for g in range(lay.n_groups)]
-    alone = config.share == "group"
+    usable = rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)
+    alone, kernel = config.share == "group", kernel_of(config, config.kernel_noise)
+    landmarks = None if alone else choose_landmarks(x, lay.order, lay.time(), usable)
+    z, own, _ = kernel_rows(critic, config, replace(lay.on(x.device), usable=usable), x, landmarks)
+    inside = [np.flatnonzero(usable.numpy() & (group == g)) for g in range(lay.n_groups)]
     if alone:
         inside = [part[taken[part]] for part in inside]
     prediction, covered = base.copy(), np.zeros(len(r), bool)
-    for part, blocks in (
-        [(p, [p]) for p in inside] if alone else [(np.concatenate([np.zeros(0, np.int64), *inside]), inside)]
-    ):
+    whole = np.concatenate([np.zeros(0, np.int64), *inside])
+    for part, groups in [(p, [p]) for p in inside] if alone else [(whole, inside)]:
         if len(part):
-            z = np.stack([unit_vector(rows[i]) for i in part.tolist()])
             prior = base[part] if alone else np.zeros(len(part))
-            if alone:
-                at = spaced(len(part))
-            else:
-                chosen = choose_landmarks(x, lay.order, lay.time(), torch.from_numpy(usable))
-                at = np.searchsorted(part, chosen[chosen >= 0].numpy())
+            at = critic.spaced(len(part)) if landmarks is None else critic.places(landmarks, part)
             prediction[part] = _left_out(
-                z - z.mean(axis=0), time[part], r[part], prior, trajectory[part], cut(blocks), at, config
-            )
+                z.numpy()[part], (z if own is None else own).numpy()[part], time[part], r[part], prior,
+                trajectory[part], [len(group) for group in groups], at, kernel,
+            )  # fmt: skip
             covered[part] = True
     return judged(r, prediction, base, taken, covered & taken, group, lay.n_groups)
 
 
 def _left_out(
-    z: Floats, time: Floats, r: Floats, prior: Floats, trajectory: Ints, blocks: list[slice], at: Ints, config: Config
-) -> Floats:
-    """[n] R̂ of each trajectory given the others; `prior` [n] is one number for each trajectory, `at` [m] the landmarks."""
-    from ..backends.reference.critic import kernel_matrix
-
-    horizon, noise = float(config.kernel_time or 0.0), config.kernel_noise
-    same = 0.0 if config.share == "group" else config.kernel_same
+    z: Floats, own: Floats, time: Floats, r: Floats, prior: Floats, trajectory: Ints, groups: list[int], at: Ints,
+    kernel: Kernel,
+) -> Floats:  # fmt: skip
+    """[n] R̂ of each trajectory given the others; `prior` [n] is one number per trajectory, `at` [m] landmarks."""
+    from ..backends.reference.critic import cut, in_block, kernel_matrix
 
     def k(a: Any, b: Any) -> Floats:
-        return kernel_matrix(z[a], z[b], time[a], time[b], config.kernel_width, horizon)
+        return kernel_matrix(z[a], z[b], time[a], time[b], kernel.width, kernel.horizon)
 
-    n = len(r)
+    n, blocks = len(r), cut(groups, kernel.longest)
     if len(blocks) == 1:
         at = at[:0]
     factor = np.linalg.cholesky(k(at, at) + JITTER * np.eye(len(at)))
     across = np.linalg.solve(factor, k(at, slice(None))).T if len(at) else np.zeros((n, 0))  # U
     inverses, solved, of = [], np.zeros((n, len(at))), np.zeros((n, 2))
     y = np.stack([r, np.ones(n)], axis=1)
-    for block in blocks:  # (D + ρ I)⁻¹, and it times U, R and ones
-        u = across[block]
-        inverses.append(np.linalg.inv(k(block, block) + same + noise * np.eye(len(u)) - u @ u.T))
+    for block in blocks:  # (D + N)⁻¹, and it times U, R and ones
+        u, (c, noise) = across[block], in_block(k(block, block), own[block], time[block], trajectory[block], kernel)
+        inverses.append(np.linalg.inv(c + noise - u @ u.T))
         solved[block], of[block] = inverses[-1] @ u, inverses[-1] @ y[block]
     inner = np.eye(len(at)) + across.T @ solved
     of -= solved @ np.linalg.solve(inner, across.T @ of)
     out, starts = np.empty(n), np.array([block.start for block in blocks])
     for t in np.unique(trajectory):
-        own = np.flatnonzero(trajectory == t)
-        within = -solved[own] @ np.linalg.solve(inner, solved[own].T)
-        touched = slice(*np.searchsorted(starts, own[[0, -1]], side="right") + (-1, 0))
+        of_t = np.flatnonzero(trajectory == t)
+        within = -solved[of_t] @ np.linalg.solve(inner, solved[of_t].T)
+        touched = slice(*np.searchsorted(starts, of_t[[0, -1]], side="right") + (-1, 0))
         for block, inverse in zip(blocks[touched], inverses[touched], strict=True):
-            inside = np.flatnonzero((own >= block.start) & (own < block.stop))
-            place = own[inside] - block.start
+            inside = np.flatnonzero((of_t >= block.start) & (of_t < block.stop))
+            place = of_t[inside] - block.start
             within[np.ix_(inside, inside)] += inverse[np.ix_(place, place)]
-        mean = prior[own[0]]
-        out[own] = r[own] - np.linalg.solve(within, of[own, 0] - mean * of[own, 1])
+        mean = prior[of_t[0]]
+        out[of_t] = r[of_t] - np.linalg.solve(within, of[of_t, 0] - mean * of[of_t, 1])
     return out

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..backends.contract import FINGERPRINT_DTYPES
+from ..backends.records import Records, runs
 
 Tensor = torch.Tensor
 
@@ -23,6 +24,7 @@ class Readings:
     time          [K] int64   step numbers
     usable        [K] bool
     groups        records of each prompt group
+    trajectories  records of each trajectory
     """
 
     fingerprint: Tensor
@@ -30,24 +32,34 @@ class Readings:
     time: Tensor
     usable: Tensor
     groups: tuple[int, ...]
+    trajectories: tuple[int, ...]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # pickles of the first form lack trajectories
+        self.__dict__.update({"trajectories": (1,) * sum(state["groups"]), **state})
 
     def last(self, rows: int) -> Readings:
         """At most the last `rows` records, copied."""
         begin = max(sum(self.groups) - rows, 0)
         if not begin:
             return self
-        kept, left = [], sum(self.groups) - begin
-        for size in reversed(self.groups):
-            if left > 0:
-                kept.append(min(size, left))
-            left -= size
         return Readings(
             self.fingerprint[begin:].clone(), self.returns[begin:].clone(), self.time[begin:].clone(),
-            self.usable[begin:].clone(), tuple(reversed(kept)),
+            self.usable[begin:].clone(), _last(self.groups, rows), _last(self.trajectories, rows),
+        )  # fmt: skip
+
+    def records(self) -> Records:
+        """These records as the stages of the critic take them."""
+        device, n = self.returns.device, sum(self.groups)
+        groups, trajectories = (torch.tensor([0, *sizes]).cumsum(0) for sizes in (self.groups, self.trajectories))
+        return Records(
+            device=device, n_records=n, n_groups=len(self.groups), n_trajectories=len(self.trajectories),
+            longest_group=max(self.groups, default=0), order=torch.arange(n, device=device), step=self.time,
+            usable=self.usable, group_offsets=groups.to(device), trajectory_offsets=trajectories.to(device),
+            _trajectory_of_record=runs(trajectories).to(device),
         )  # fmt: skip
 
     def then(self, later: Readings) -> Readings:
-        """These records followed by the later ones, on the device of the later ones; fingerprints in a dtype that holds both."""
+        """These records followed by the later ones, on their device; fingerprints in a dtype that holds both."""
         device = later.returns.device
 
         def both(a: Tensor, b: Tensor) -> Tensor:
@@ -56,8 +68,25 @@ class Readings:
 
         return Readings(
             both(self.fingerprint, later.fingerprint), both(self.returns, later.returns), both(self.time, later.time),
-            both(self.usable, later.usable), self.groups + later.groups,
+            both(self.usable, later.usable), self.groups + later.groups, self.trajectories + later.trajectories,
         )  # fmt: skip
+
+
+def _last(sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """Sizes of the parts that the last `rows` records are in."""
+    kept, left = [], rows
+    for size in reversed(sizes):
+        if left > 0:
+            kept.append(min(size, left))
+        left -= size
+    return tuple(reversed(kept))
+
+
+def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
+    """ValueError if it is not one of the sizes of ValueMemory.state_dict()."""
+    if not isinstance(sizes, (list, tuple)) or not all(type(n) is int and n >= 0 for n in sizes):
+        raise ValueError(f"state must come from ValueMemory.state_dict(): {name} must be sizes, got {sizes!r}.")
+    return tuple(sizes)
 
 
 class ValueMemory:
@@ -89,10 +118,13 @@ class ValueMemory:
             return {}
         held = self._held
         tensors = {name: getattr(held, name).cpu().clone() for name in ("fingerprint", "returns", "time", "usable")}
-        return {**tensors, "groups": list(held.groups)}
+        return {**tensors, "groups": list(held.groups), "trajectories": list(held.trajectories)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the last max_rows records of another memory; ValueError if `state` is not from state_dict()."""
+        """Loads the last max_rows records of another memory; ValueError if `state` is not from state_dict().
+
+        A state of an earlier version, without ends of trajectories, is loaded as trajectories of one record each.
+        """
         if not state:
             self._held = None
             return
@@ -100,18 +132,23 @@ class ValueMemory:
             "fingerprint": (2, FINGERPRINT_DTYPES), "returns": (1, (torch.float32,)), "time": (1, (torch.int64,)),
             "usable": (1, (torch.bool,)),
         }  # fmt: skip
-        groups = state.get("groups")
-        if not isinstance(groups, (list, tuple)) or not all(type(n) is int and n >= 0 for n in groups):
-            raise ValueError(f"state must come from ValueMemory.state_dict(): groups must be sizes, got {groups!r}.")
+        groups = _sizes("groups", state.get("groups"))
+        trajectories = _sizes("trajectories", state.get("trajectories", (1,) * sum(groups)))
+        if sum(trajectories) != sum(groups):
+            raise ValueError(
+                "state must come from ValueMemory.state_dict(): trajectories must hold the records of groups, "
+                f"{sum(groups)}, got {sum(trajectories)}."
+            )
         for name, (ndim, dtypes) in wanted.items():
             x = state.get(name)
             if not isinstance(x, Tensor) or x.ndim != ndim or x.dtype not in dtypes or x.shape[0] != sum(groups):
                 got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
                 raise ValueError(
-                    f"state must come from ValueMemory.state_dict(): {name} must be a tensor of {sum(groups)} records, got {got}."
+                    f"state must come from ValueMemory.state_dict(): {name} must be a tensor of {sum(groups)} records, "
+                    f"got {got}."
                 )
         fingerprint, returns, time, usable = (state[name].clone() for name in wanted)
-        found = Readings(fingerprint, returns, time, usable, tuple(groups))
+        found = Readings(fingerprint, returns, time, usable, groups, trajectories)
         self._held = found.last(self.max_rows)
 
     def before(self, now: Readings) -> Readings:

@@ -13,16 +13,15 @@ from typing import Any
 
 import torch
 
+from ..backends.contract import Critic
 from ..backends.records import Records
-from ..backends.schema import LONGEST, Branch, Kernel, Terms
+from ..backends.schema import BLOCK, FOLDED, LONGEST, Branch, Kernel, Terms
 from ..config import Config
 from .landmarks import choose_landmarks
 from .memory import Readings
 from .partitions import Batch, cluster_histories, histories, labels_of
 
 Tensor = torch.Tensor
-
-MOST_PRODUCTS = 1 << 25  # of rows that a call keeps from V̂ for the averages over equal actions: 256 MiB
 
 
 def terms_of(batch: Batch) -> Terms:
@@ -61,9 +60,8 @@ def _gae(batch: Batch) -> Terms:
     assert row is not None
     value, raw = batch.by_record_or_none(batch.inputs.value), batch.by_record_or_none(batch.inputs.raw_advantage)
     if value is None or raw is None:
-        products = _room_for_products(batch)
-        value = _VALUES[row.name](batch, labels, products)
-        raw = _averaged(batch, _recursion(batch, value), products)
+        value, rows = _VALUES[row.name](batch, labels)
+        raw = _averaged(batch, _recursion(batch, value), rows)
     step_term = batch.backend.critic.normed_advantage(batch.records, raw, batch.returns, batch.config.step_norm)
     branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
     if row.has_clusters:
@@ -82,74 +80,85 @@ def _recursion(batch: Batch, value: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-def _averages(batch: Batch) -> bool:
-    """Whether A_S is averaged over near states with the same action."""
-    return batch.config.averages_actions and batch.inputs.action_key is not None
-
-
-def _averaged(batch: Batch, advantage: Tensor, products: Tensor | None) -> Tensor:
+def _averaged(batch: Batch, advantage: Tensor, rows: Tensor | None) -> Tensor:
     """[M] float64 A_S averaged over near states with the same action, where the configuration says so."""
     cfg, x = batch.config, batch.inputs
-    if not _averages(batch):
+    if rows is None or cfg.action_noise is None or x.action_key is None:
         return advantage
-    assert x.fingerprint is not None and x.action_key is not None and cfg.action_noise is not None
     return batch.backend.critic.same_action_advantage(
-        replace(batch.records, usable=_inside_groups(batch)), x.fingerprint, advantage, batch.by_record(x.action_key),
-        batch.by_record_or_none(x.action_parsed), _kernel(cfg, cfg.action_noise), products=products,
+        batch.records, rows, advantage, batch.by_record(x.action_key), batch.by_record_or_none(x.action_parsed),
+        kernel_of(cfg, cfg.action_noise),
     )  # fmt: skip
 
 
-def _kernel(cfg: Config, noise: float) -> Kernel:
+def kernel_of(cfg: Config, noise: float) -> Kernel:
+    """The Gaussian process of a configuration."""
     share = "group" if cfg.share == "group" else "batch"
-    return Kernel(float(cfg.kernel_width), float(cfg.kernel_time or 0.0), float(noise), float(cfg.kernel_same), share)
+    return Kernel(
+        float(cfg.kernel_width), float(cfg.kernel_time or 0.0), float(noise), float(cfg.kernel_same), share,
+        float(cfg.kernel_inside), float(cfg.luck_noise), float(cfg.gamma),
+        LONGEST if share == "group" or cfg.kernel_directions is None else BLOCK,
+    )  # fmt: skip
 
 
-def _room_for_products(batch: Batch) -> Tensor | None:
-    """Where the CPU's kernels keep the products of rows from V̂ for the averages; None if unneeded or too many."""
-    if batch.backend.deferred or not _averages(batch) or batch.memory is not None or callable(batch.config.value):
-        return None
-    lengths = batch.layout.group_offsets.diff()
-    lengths = lengths[lengths <= LONGEST]  # nothing is kept for a group that may be cut into blocks
-    size = int((lengths * (lengths + 1) // 2).sum())
-    return torch.empty(size, dtype=torch.float64) if size <= MOST_PRODUCTS else None
+def kernel_rows(
+    critic: Critic, cfg: Config, records: Records, fingerprint: Tensor, landmarks: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """[M, w] rows of value="kernel", of its kernel inside groups (None: there is none), and of averages over equal
+    actions; `landmarks` of share "batch" and "memory".
+    """
+    rows = critic.unit_rows(records, fingerprint, 0 if cfg.kernel_directions is None else FOLDED)
+    if landmarks is None:
+        own = critic.centred_rows(records, rows, "group")
+        return own, None, own
+    if cfg.kernel_directions is not None:
+        rows = critic.whitened_rows(records, rows, landmarks, cfg.kernel_directions)
+    shared, own = (critic.centred_rows(records, rows, share) for share in ("batch", "group"))
+    return shared, own if cfg.kernel_inside else None, own if cfg.kernel_directions is None else shared
 
 
-def _group_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Tensor:
-    return _mean_values(batch, None, None)
-
-
-def _mean_values(batch: Batch, labels: Tensor | None, products: Tensor | None) -> Tensor:
-    """[M] float64 shrunk means of the clusters; without clusters, of the prompt groups."""
-    return batch.backend.critic.cluster_values(batch.records, batch.returns, labels, float(batch.config.shrinkage))
-
-
-def _kernel_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Tensor:
-    """[M] float64 V̂ of value="kernel"; with a memory, also estimated from its records."""
+def _rows(batch: Batch) -> tuple[Tensor | None, tuple[Tensor, Tensor | None, Tensor]]:
+    """Landmarks and kernel_rows() of a batch by itself."""
     cfg, records, fingerprint = batch.config, batch.records, batch.inputs.fingerprint
     assert fingerprint is not None
-    critic, kernel = batch.backend.critic, _kernel(cfg, cfg.kernel_noise)
+    landmarks = None
+    if cfg.share != "group":
+        landmarks = choose_landmarks(fingerprint, records.order, records.time, _inside(batch))
+    usable = replace(records, usable=_inside_groups(batch))
+    return landmarks, kernel_rows(batch.backend.critic, cfg, usable, fingerprint, landmarks)
+
+
+def _group_values(batch: Batch, labels: Tensor) -> tuple[Tensor, None]:
+    return _mean_values(batch, None)
+
+
+def _mean_values(batch: Batch, labels: Tensor | None) -> tuple[Tensor, None]:
+    """[M] float64 shrunk means of the clusters; without clusters, of the prompt groups."""
+    shrinkage = float(batch.config.shrinkage)
+    return batch.backend.critic.cluster_values(batch.records, batch.returns, labels, shrinkage), None
+
+
+def _kernel_values(batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """[M] float64 V̂ of value="kernel", and the rows of averages; with a memory, also estimated from its records."""
+    cfg, records, fingerprint = batch.config, batch.records, batch.inputs.fingerprint
+    assert fingerprint is not None
+    critic, kernel = batch.backend.critic, kernel_of(cfg, cfg.kernel_noise)
     if cfg.share != "memory" or batch.memory is None:
-        landmarks = None
-        if cfg.share != "group":
-            landmarks = choose_landmarks(fingerprint, records.order, records.time, _inside(batch))
-        records = replace(records, usable=_inside_groups(batch))
-        return critic.kernel_values(records, fingerprint, batch.returns, landmarks, kernel, products=products)
-    inside = _inside(batch)
-    groups = tuple(batch.layout.group_offsets.diff().tolist())
-    both = batch.memory.before(Readings(batch.by_record(fingerprint), batch.returns, records.time, inside, groups))
-    n, earlier = len(both.returns), len(both.returns) - records.n_records
-    taken = None
+        landmarks, (rows, own, averaged) = _rows(batch)
+        return critic.kernel_values(records, rows, own, batch.returns, landmarks, kernel), averaged
+    lay = batch.layout
+    groups, trajectories = (tuple(x.diff().tolist()) for x in (lay.group_offsets, lay.trajectory_offsets))
+    now = Readings(batch.by_record(fingerprint), batch.returns, records.time, _inside(batch), groups, trajectories)
+    both = batch.memory.before(now)
+    every = both.records()
+    earlier = every.n_records - records.n_records
     if records.taken is not None:
-        taken = torch.cat([torch.ones_like(both.usable[:earlier]), records.taken])
-    every = Records(
-        device=records.device, n_records=n, n_groups=len(both.groups), longest_group=max(both.groups, default=0),
-        order=torch.arange(n, device=records.device), step=both.time, usable=both.usable, taken=taken,
-        group_offsets=torch.tensor([0, *both.groups]).cumsum(0).to(records.device),
-    )  # fmt: skip
+        every = replace(every, taken=torch.cat([torch.ones_like(both.usable[:earlier]), records.taken]))
     landmarks = choose_landmarks(both.fingerprint, every.order, both.time, both.usable)
-    value = critic.kernel_values(every, both.fingerprint, both.returns, landmarks, kernel)
+    rows, own, averaged = kernel_rows(critic, cfg, every, both.fingerprint, landmarks)
+    value = critic.kernel_values(every, rows, own, both.returns, landmarks, kernel)
     batch.memory.keep(both)
-    return value[earlier:]
+    return value[earlier:], averaged[earlier:].contiguous()
 
 
 def _inside(batch: Batch) -> Tensor:
@@ -210,8 +219,10 @@ def _function(batch: Batch) -> Terms:
     return Terms(labels, term, branch if batch.records.taken is None else branch * batch.records.taken)
 
 
-def _function_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Tensor:
-    return _of_function("value", batch, labels)
+def _function_values(batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    value = _of_function("value", batch, labels)
+    averages = batch.config.averages_actions and batch.inputs.action_key is not None
+    return value, _rows(batch)[1][2] if averages else None
 
 
 def _of_function(argument: str, batch: Batch, labels: Tensor) -> Tensor:
@@ -278,7 +289,7 @@ _TERMS: dict[str, Callable[[Batch], Terms]] = {
     "none": _nothing, "mean": _of_clusters, "diff_peer": _of_clusters, "q_style": _of_clusters, "hgpo": _hgpo,
     "gae": _gae, "function": _function,
 }  # fmt: skip
-#: [M] float64 V̂ of a batch, given its clusters and room for the products of rows (see Critic.kernel_values).
-_VALUES: dict[str, Callable[[Batch, Tensor, Tensor | None], Tensor]] = {
+#: [M] float64 V̂ of a batch, given its clusters, and the rows [M, w] of its kernel or None.
+_VALUES: dict[str, Callable[[Batch, Tensor], tuple[Tensor, Tensor | None]]] = {
     "group": _group_values, "cluster": _mean_values, "kernel": _kernel_values, "function": _function_values,
 }  # fmt: skip

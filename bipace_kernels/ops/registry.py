@@ -16,7 +16,7 @@ import torch
 
 from .. import pipeline
 from ..backends import dispatch
-from ..backends.contract import FINGERPRINT_DTYPES
+from ..backends.contract import FINGERPRINT_DTYPES, Critic
 from ..backends.records import Records
 from ..backends.schema import KERNELS, Kernel
 from ..config import Config
@@ -104,6 +104,8 @@ class Op:
         chosen = dispatch.choose("auto", device)
         records, columns = _records(columns, sizes, device)
         run = getattr(getattr(chosen, self.stage), self.name)
+        if self.name == "kernel_values":
+            run = functools.partial(_kernel_values, chosen.critic)
         with torch.no_grad():
             return run(records, **columns) if chosen.deferred else without_masks(run, records, columns)
 
@@ -247,11 +249,15 @@ def _check_places(columns: dict[str, Any], sizes: dict[str, int]) -> None:
 def _records(columns: dict[str, Any], sizes: dict[str, int], device: torch.device) -> tuple[Records, dict[str, Any]]:
     """Records of an op's arguments, and the others, as its stage takes them."""
     columns = {"step" if name == "time" else name: value for name, value in columns.items()}
-    kernel = {name: columns.pop(name) for name in _OF_KERNEL if name in columns}
-    if kernel:
-        columns["kernel"] = Kernel(**kernel)
+    if "width" in columns:
+        columns["kernel"] = Kernel(**{name: columns.pop(name) for name in _OF_KERNEL if name in columns})
     given = {name: columns.pop(name) for name in _OF_RECORDS if name in columns}
     return Records(**{"device": device, "n_records": sizes["M"], **given}), columns
+
+
+def _kernel_values(critic: Critic, records: Records, fingerprint: Tensor, **columns: Any) -> Tensor:
+    rows = critic.centred_rows(records, critic.unit_rows(records, fingerprint, 0), columns["kernel"].share)
+    return critic.kernel_values(records, rows, None, **columns)
 
 
 def without_masks(

@@ -20,18 +20,10 @@ void bind_stages(py::module_& m) {
   m.def("step_advantage", bound(&step_advantage), release);
   m.def("hgpo_advantage", bound(&hgpo_advantage), release);
   m.def("cluster_values", bound(&cluster_values), release);
-  m.def(
-      "kernel_values",
-      [](const Rows& rows, Address order, Address returns, Address time, Address group_offsets, int64_t n_groups,
-         Address usable, Address landmarks, int64_t n_landmarks, int share, double width, double horizon, double noise,
-         double same, Address value, Address products, int threads) {
-        kernel_values(rows, pointer<const int64_t>(order), pointer<const float>(returns), pointer<const int64_t>(time),
-                      pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable),
-                      pointer<const int64_t>(landmarks), n_landmarks, static_cast<Share>(share),
-                      ValueKernel{width, horizon, noise, same}, pointer<double>(value), pointer<double>(products),
-                      threads);
-      },
-      release);
+  m.def("unit_rows", bound(&unit_rows), release);
+  m.def("whitened_rows", bound(&whitened_rows), release);
+  m.def("centred_rows", bound(&centred_rows), release);
+  m.def("kernel_values", bound(&kernel_values), release);
   m.def("gae_advantage", bound(&gae_advantage), release);
   m.def("same_action_advantage", bound(&same_action_advantage), release);
   m.def("normed_advantage", bound(&normed_advantage), release);

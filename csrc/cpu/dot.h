@@ -28,6 +28,15 @@ constexpr int kTileB = 3;  // and on the block's side: 24 accumulators, 3 + 1 op
 
 enum class DType : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
+// A centred row x and the critic's kernel.
+struct KernelRow {
+  double square, reciprocal;  // |x|^2 and 1 / |x|
+  double time;
+  double flat;     // up to this squared length a row counts as the mean
+  double rate;     // 1 / width
+  double inverse;  // 1 / horizon, or 0
+};
+
 struct DotKernels {
   const char* name;
 
@@ -60,26 +69,35 @@ struct DotKernels {
   void (*subtract)(const double* x, double factor, int64_t n, double* y);
   void (*divide)(double by, int64_t n, double* y);
 
+  // x . y in eight sums, and (x, y) turned by an angle: both in two steps, the same bits in every set.
+  double (*product)(const double* x, const double* y,
+                    int64_t n);  // a multiple of eight
+  void (*rotate)(double cosine, double sine, int64_t n, double* x, double* y);
+
   // out[i][j] += a_i . b_j of two bundles; each product is one float32 sum in order, by fused multiply-adds.
   void (*bundles)(const float* a,                                               // [depth, kBundle]
                   const float* b, int64_t depth, double* out, int64_t stride);  // [kBundle] rows
 
-  // out[i] += a_i . x of a bundle and a vector; each is four float32 sums of every fourth element, added in float64.
-  void (*bundle_vector)(const float* a,                 // [depth, kBundle]
-                        const float* x, int64_t depth,  // [depth]
-                        double* out);                   // [kBundle]
+  // sum += x, element by element: the same bits in every set.
+  void (*add)(const float* x,  // [len]
+              int64_t len,
+              double* sum);  // [len]
 
-  // sum += scale * x, element by element and in two steps: the same bits in every set.
-  void (*add_scaled)(const float* x,  // [len]
-                     double scale, int64_t len,
+  // sum += sign * x, element by element: the same bits in every set, as sign is 1 or -1.
+  void (*add_signed)(const float* x,     // [len]
+                     const float* sign,  // [len]
+                     int64_t len,
                      double* sum);  // [len]
 
-  // out[e][i] = float(scale_i * x_i[e] - mean[e]) for n rows of a bundle, by two roundings in float64; 0 for the rest.
-  void (*centre)(const float* const* x,  // [n] rows of len
-                 const double* scale,    // [n]
-                 int64_t n,
+  // out[e] = float(x[e] - mean[e]), one rounding: the same bits in every set.
+  void (*centre)(const float* x,      // [len]
                  const double* mean,  // [len]
                  int64_t len,
+                 float* out);  // [len]
+
+  // out[e][i] = x_i[e] for n rows of a bundle; 0 for the rest.
+  void (*bundle)(const float* const* x,  // [n] rows of len
+                 int64_t n, int64_t len,
                  float* out);  // [len, kBundle]
 
   double (*largest)(const double* values,  // [n], n >= 1
@@ -92,6 +110,10 @@ struct DotKernels {
   void (*follow)(const float* gram,  // [n]
                  double change, double weight, int64_t n,
                  double* similar);  // [n]
+
+  // The logarithm of the critic's kernel in place of the products of a row with others.
+  void (*exponents)(const KernelRow& row, const double* square, const double* reciprocal, const double* time, int64_t n,
+                    double* product);  // [n] as the three before
 
   // x = e^x for x <= 0, in place, to 5e-16 of it; exactly 1 for 0, and 0 below -700.
   void (*exponential)(double* x,  // [n]

@@ -108,22 +108,12 @@ void bundles(const float* a, const float* b, int64_t depth, double* out, int64_t
   if constexpr (Simd::kStrips == 3) bundle_strip<2>(a, b, depth, out, stride);
 }
 
-void bundle_vector(const float* a, const float* x, int64_t depth, double* out) {
-  constexpr int64_t kTogether = 4;  // independent sums: their multiply-adds need not wait for each other
-  Simd sum[kTogether] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
-  for (int64_t k = 0; k < depth; ++k) {
-    Simd& own = sum[k % kTogether];
-    own = Simd::multiply_add(x[k], Simd::load(a + k * kBundle), own);
-  }
-  for (const Simd& own : sum) Simd::add_to(own, out);
-}
-
 void follow(const float* gram, double change, double weight, int64_t n, double* similar) {
   for (int64_t e = 0; e < n; ++e) similar[e] += change * similar[e] + weight * static_cast<double>(gram[e]);
 }
 
-void add_scaled(const float* x, double scale, int64_t len, double* sum) {
-  for (int64_t e = 0; e < len; ++e) sum[e] += scale * static_cast<double>(x[e]);
+void add(const float* x, int64_t len, double* sum) {
+  for (int64_t e = 0; e < len; ++e) sum[e] += static_cast<double>(x[e]);
 }
 
 double largest(const double* values, int64_t n) {
@@ -151,18 +141,37 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
   return k;
 }
 
-// to[l][i] = from[i][l] of four by four.
-void turn(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-#if defined(__SSE__)
-  __m128 row[4];
-  for (int i = 0; i < 4; ++i) row[i] = _mm_loadu_ps(from + i * from_stride);
-  _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
-  for (int i = 0; i < 4; ++i) _mm_storeu_ps(to + i * to_stride, row[i]);
-#else
-  for (int64_t i = 0; i < 4; ++i) {
-    for (int64_t l = 0; l < 4; ++l) to[l * to_stride + i] = from[i * from_stride + l];
+void add_signed(const float* x, const float* sign, int64_t len, double* sum) {
+  for (int64_t e = 0; e < len; ++e) sum[e] += static_cast<double>(sign[e] * x[e]);
+}
+
+void exponents(const KernelRow& row, const double* square, const double* reciprocal, const double* time, int64_t n,
+               double* product) {
+  const bool flat = row.square <= row.flat;
+  for (int64_t j = 0; j < n; ++j) {
+    double cosine = product[j] * row.reciprocal * reciprocal[j];
+    cosine = 2.0 * product[j] >= row.square + square[j] || cosine > 1.0 ? 1.0 : cosine;  // equal rows
+    const bool other = square[j] <= row.flat;
+    cosine = flat | other ? (flat & other ? 1.0 : 0.0) : cosine;
+    const double steps = (time[j] - row.time) * row.inverse;
+    product[j] = (cosine - 1.0) * row.rate - steps * steps * 0.5;
   }
-#endif
+}
+
+double product(const double* x, const double* y, int64_t n) {
+  double sum[8] = {};
+  for (int64_t e = 0; e < n; e += 8) {
+    for (int l = 0; l < 8; ++l) sum[l] += x[e + l] * y[e + l];
+  }
+  return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+}
+
+void rotate(double cosine, double sine, int64_t n, double* x, double* y) {
+  for (int64_t e = 0; e < n; ++e) {
+    const double before = x[e];
+    x[e] = cosine * before - sine * y[e];
+    y[e] = sine * before + cosine * y[e];
+  }
 }
 
 void subtract(const double* x, double factor, int64_t n, double* y) {
@@ -173,24 +182,23 @@ void divide(double by, int64_t n, double* y) {
   for (int64_t e = 0; e < n; ++e) y[e] /= by;
 }
 
-void centre(const float* const* x, const double* scale, int64_t n, const double* mean, int64_t len, float* out) {
-  constexpr int64_t kWidth = 16;  // elements at a time, row by row, then turned
-  float square[kBundle][kWidth] = {};
-  int64_t e = 0;
-  for (; e + kWidth <= len; e += kWidth) {
-    for (int64_t i = 0; i < n; ++i) {
-      const float* from = x[i] + e;
-      for (int64_t l = 0; l < kWidth; ++l) {
-        square[i][l] = static_cast<float>(scale[i] * static_cast<double>(from[l]) - mean[e + l]);
-      }
+void centre(const float* x, const double* mean, int64_t len, float* out) {
+  for (int64_t e = 0; e < len; ++e) out[e] = static_cast<float>(static_cast<double>(x[e]) - mean[e]);
+}
+
+void bundle(const float* const* x, int64_t n, int64_t len, float* out) {
+  for (int64_t i = 0; i < kBundle; i += 4) {
+    int64_t e = 0;
+#if defined(__SSE__)
+    for (; i + 4 <= n && e + 4 <= len; e += 4) {
+      __m128 row[4];
+      for (int64_t k = 0; k < 4; ++k) row[k] = _mm_loadu_ps(x[i + k] + e);
+      _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
+      for (int64_t k = 0; k < 4; ++k) _mm_storeu_ps(out + (e + k) * kBundle + i, row[k]);
     }
-    for (int64_t l = 0; l < kWidth; l += 4) {
-      for (int64_t i = 0; i < kBundle; i += 4) turn(&square[i][l], kWidth, out + (e + l) * kBundle + i, kBundle);
-    }
-  }
-  for (; e < len; ++e) {
-    for (int64_t i = 0; i < kBundle; ++i) {
-      out[e * kBundle + i] = i < n ? static_cast<float>(scale[i] * static_cast<double>(x[i][e]) - mean[e]) : 0.0f;
+#endif
+    for (; e < len; ++e) {
+      for (int64_t k = i; k < i + 4; ++k) out[e * kBundle + k] = k < n ? x[k][e] : 0.0f;
     }
   }
 }
@@ -295,14 +303,16 @@ void convert(const void* source, DType dtype, int64_t len, float factor, float* 
 
 constexpr DotKernels kernels_of(const char* name) {
   return {
-      name,       {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-      fold,       outer,
-      subtract,   divide,
-      bundles,    bundle_vector,
-      add_scaled, centre,
-      largest,    first_at_least,
-      follow,     exponential,
-      convert,    largest_bits,
+      name,           {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+      fold,           outer,
+      subtract,       divide,
+      product,        rotate,
+      bundles,        add,
+      add_signed,     centre,
+      bundle,         largest,
+      first_at_least, follow,
+      exponents,      exponential,
+      convert,        largest_bits,
       hash,
   };
 }

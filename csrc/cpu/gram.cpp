@@ -61,6 +61,17 @@ void multiply_rows(const Rows& rows, const DotKernels& dot, const ScaledRow* a, 
   }
 }
 
+void fill_bundles(const DotKernels& dot, const float* rows, int64_t dim, const int64_t* wanted, int64_t n,
+                  Bundles& out) {
+  out.resize(n, dim);
+  for (int64_t first = 0; first < n; first += kBundle) {
+    const float* row[kBundle];
+    const int64_t height = std::min<int64_t>(kBundle, n - first);
+    for (int64_t i = 0; i < height; ++i) row[i] = rows + wanted[first + i] * dim;
+    dot.bundle(row, height, dim, out.at(first / kBundle, 0));
+  }
+}
+
 void multiply(const DotKernels& dot, const Bundles& a, const Bundles& b, double* out, int64_t stride) {
   const bool same = &a == &b;
   for (int64_t top = 0; top < a.count(); top += kBlock) {
@@ -75,16 +86,6 @@ void multiply(const DotKernels& dot, const Bundles& a, const Bundles& b, double*
           }
         }
       }
-    }
-  }
-}
-
-void multiply(const DotKernels& dot, const Bundles& a, const std::vector<float>& x, std::vector<double>& out) {
-  out.assign(static_cast<size_t>(a.count() * kBundle), 0.0);
-  for (int64_t i = 0; i < a.count(); ++i) {
-    for (int64_t e = 0; e < a.dim; e += kBundleDepth) {
-      const int64_t depth = std::min(kBundleDepth, a.dim - e);
-      dot.bundle_vector(a.at(i, e), x.data() + e, depth, out.data() + i * kBundle);
     }
   }
 }

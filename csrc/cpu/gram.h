@@ -34,14 +34,13 @@ struct Bundles {
   const float* at(int64_t bundle, int64_t element) const { return data.data() + (bundle * dim + element) * kBundle; }
 };
 
+// Bundles of some of the rows [., dim].
+void fill_bundles(const DotKernels& dot, const float* rows, int64_t dim, const int64_t* wanted, int64_t n,
+                  Bundles& out);
+
 // out[i][j] += a_i . b_j, with whole bundles of rows and columns; for the same rows twice only bundles with
 // i <= j. A product depends on its two rows and on the instruction set: float32 sums over kBundleDepth elements, in
 // order, are summed in float64.
 void multiply(const DotKernels& dot, const Bundles& a, const Bundles& b, double* out, int64_t stride);
-
-// out[i] = a_i . x, for whole bundles of rows; as exact as multiply.
-void multiply(const DotKernels& dot, const Bundles& a,
-              const std::vector<float>& x,  // [a.dim]
-              std::vector<double>& out);
 
 }  // namespace bipace

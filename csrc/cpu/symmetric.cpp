@@ -1,6 +1,7 @@
 #include "cpu/symmetric.h"
 
 #include <cmath>
+#include <numeric>
 
 #include "cpu/interrupt.h"
 
@@ -88,19 +89,47 @@ void solve_backward(const DotKernels& dot, const Symmetric& u, double* x, int64_
   }
 }
 
-void solve(const Symmetric& u, double* x) {
-  for (int64_t k = 0; k < u.n; ++k) {
-    const double* row = u.row(k);
-    x[k] /= row[k];
-    const double factor = x[k];
-    for (int64_t c = k + 1; c < u.n; ++c) x[c] -= factor * row[c];
+// One-sided Jacobi: rotations make the rows orthogonal, and row k is then value k times its eigenvector.
+std::vector<double> eigenvectors(const DotKernels& dot, Symmetric& a) {
+  constexpr double kOrthogonal = 1e-14;
+  constexpr int kSweeps = 40;  // it takes six to ten
+  std::vector<double> square(static_cast<size_t>(a.n));
+  bool rotated = true;
+  for (int sweep = 0; rotated && sweep < kSweeps; ++sweep) {
+    poll_interrupt();
+    rotated = false;
+    for (int64_t i = 0; i < a.n; ++i) square[static_cast<size_t>(i)] = dot.product(a.row(i), a.row(i), a.n);
+    for (int64_t i = 0; i < a.n; ++i) {
+      for (int64_t j = i + 1; j < a.n; ++j) {
+        double &own = square[static_cast<size_t>(i)], &other = square[static_cast<size_t>(j)];
+        const double between = dot.product(a.row(i), a.row(j), a.n);
+        if (std::abs(between) <= kOrthogonal * std::sqrt(own * other)) continue;
+        rotated = true;
+        const double ratio = (other - own) / (2.0 * between);
+        const double tangent = (ratio < 0.0 ? -1.0 : 1.0) / (std::abs(ratio) + std::sqrt(1.0 + ratio * ratio));
+        const double cosine = 1.0 / std::sqrt(1.0 + tangent * tangent), sine = cosine * tangent;
+        dot.rotate(cosine, sine, a.n, a.row(i), a.row(j));
+        own -= tangent * between;
+        other += tangent * between;
+      }
+    }
   }
-  for (int64_t k = u.n - 1; k >= 0; --k) {
-    const double* row = u.row(k);
-    double rest = x[k];
-    for (int64_t c = k + 1; c < u.n; ++c) rest -= row[c] * x[c];
-    x[k] = rest / row[k];
+  std::vector<int64_t> order(static_cast<size_t>(a.n));
+  std::iota(order.begin(), order.end(), 0);
+  for (int64_t i = 0; i < a.n; ++i) square[static_cast<size_t>(i)] = std::sqrt(dot.product(a.row(i), a.row(i), a.n));
+  std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) {
+    return square[static_cast<size_t>(i)] > square[static_cast<size_t>(j)];
+  });
+  const std::vector<double> rows = a.data;
+  std::vector<double> values;
+  for (int64_t k = 0; k < a.n; ++k) {
+    const int64_t from = order[static_cast<size_t>(k)];
+    values.push_back(square[static_cast<size_t>(from)]);
+    for (int64_t c = 0; c < a.n; ++c) {
+      a.row(k)[c] = rows[static_cast<size_t>(from * a.stride + c)] / (values.back() > 0.0 ? values.back() : 1.0);
+    }
   }
+  return values;
 }
 
 }  // namespace bipace

@@ -39,7 +39,8 @@ void factorise(const DotKernels& dot, Symmetric& a);
 void solve_forward(const DotKernels& dot, const Symmetric& u, double* x, int64_t x_stride, int64_t columns);
 void solve_backward(const DotKernels& dot, const Symmetric& u, double* x, int64_t x_stride, int64_t columns);
 
-// x = (U^T U)^-1 x in place; x has u.n entries.
-void solve(const Symmetric& u, double* x);
+// The eigenvalues of a positive semidefinite matrix given as a whole, largest first; row k of `a` becomes the unit
+// eigenvector of value k (not where the value is 0 or rounding).
+std::vector<double> eigenvectors(const DotKernels& dot, Symmetric& a);
 
 }  // namespace bipace

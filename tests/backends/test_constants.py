@@ -12,11 +12,11 @@ from bipace_kernels.backends import schema
 CSRC = ROOT / "csrc"
 CONSTANTS = [
     ("common/greedy.h", "kBand", schema.BAND),
-    ("cpu/critic.h", "kLongestBlock", schema.LONGEST),
     ("cpu/critic.h", "kCutBlock", schema.BLOCK),
     ("cpu/critic.h", "kLandmarks", schema.LANDMARKS),
     ("cpu/critic.cpp", "kFlat", schema.FLAT),
     ("cpu/critic.cpp", "kJitter", schema.JITTER),
+    ("cpu/critic.cpp", "kSmallest", schema.SMALLEST),
     ("cpu/critic.cpp", "kTiny", schema.TINY),
 ]
 

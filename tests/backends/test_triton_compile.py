@@ -80,8 +80,8 @@ def test_many_groups_fit_into_the_grids(monkeypatch):
     rows, ones = torch.arange(n), torch.ones(n)
     lay = bk.layout(rows, rows, torch.zeros_like(rows)).on(torch.device("cpu"))
     critic.cluster_values(lay, ones, rows, 0.0)
-    critic._centre(torch.ones(n, 8), rows, ones, lay.group_offsets, lay.n_groups)
+    critic.centred_rows(lay, torch.ones(n, 8), "group")
     critic.normed_advantage(lay, ones.double(), ones, "group")
-    assert {"_cluster_values", "_centred", "_scale"} <= grids.keys()
+    assert {"_cluster_values", "_sums", "_scale"} <= grids.keys()
     for name, grid in grids.items():
         assert max(grid[1:], default=1) <= 65_535 and grid[0] < 2**31, (name, grid)

@@ -134,7 +134,8 @@ OPTIONS_TOGETHER: list[dict[str, Any]] = [  # each has an effect together with t
         "partition": "none", "estimator": "gae", "value": "kernel", "share": "group", "kernel_width": 0.5,
         "kernel_time": 2.0, "kernel_noise": 1.0, "gae_lambda": 0.3, "episode_weight": 0.5,
     },
-    {"partition": "none", "estimator": "gae", "share": "batch", "kernel_same": 0.5, "action_noise": 1.0},
+    {"partition": "none", "estimator": "gae", "share": "batch", "kernel_same": 0.5, "action_noise": 1.0,
+     "luck_noise": 0.1, "kernel_directions": 3, "kernel_inside": 0.5},
     {"partition": "exact", "estimator": "gae", "value": "cluster", "shrinkage": 2.0},
 ]  # fmt: skip
 WITHOUT_EFFECT = {

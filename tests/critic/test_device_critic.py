@@ -13,8 +13,11 @@ from bipace_kernels.estimators.landmarks import choose_landmarks
 critic, reference_critic = stage("critic"), Sized(reference_backend)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
+FEW_LANDMARKS = 16  # the interpreter is slow in finding the directions of many
 KERNEL = {"share": "group", "width": 0.3, "horizon": 4.0, "noise": 2.0, "same": 0.3}
 SHARED = {**KERNEL, "share": "batch"}
+LUCK = {**KERNEL, "luck": 0.3, "gamma": 0.9}
+SECOND = {**SHARED, "luck": 0.3, "gamma": 0.9, "inside": 0.8, "directions": 64}
 
 
 def moved(device, tensors):
@@ -48,7 +51,8 @@ class Case:
         self.groups = {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
 
     def landmarks(self, fingerprint, masked):
-        return choose_landmarks(fingerprint, self.order, self.time, self.usable & self.taken if masked else None)
+        inside = self.usable & self.taken if masked else None
+        return choose_landmarks(fingerprint, self.order, self.time, inside)[:FEW_LANDMARKS]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -73,7 +77,7 @@ def test_cluster_values(device, seed, masked):
     ids=str,
 )  # fmt: skip
 def test_kernel_values(device, dtype, masked):
-    for seed, kernel in enumerate((KERNEL, {**KERNEL, "horizon": 0.0, "noise": 0.1}, SHARED)):
+    for seed, kernel in enumerate((KERNEL, {**KERNEL, "horizon": 0.0, "noise": 0.1}, SHARED, LUCK, SECOND)):
         case = Case(seed, dtype=dtype, groups=4)
         taken, usable = (case.taken, case.usable) if masked else (None, None)
         fingerprint = case.fingerprint.clone()
@@ -81,21 +85,20 @@ def test_kernel_values(device, dtype, masked):
             fingerprint[torch.nonzero(~case.usable)[:, 0]] = float("nan")
         chosen = case.landmarks(fingerprint, masked) if kernel["share"] == "batch" else None
         given = (fingerprint, case.order, case.returns, case.lay.step, case.lay.group_offsets, usable, chosen)
-        want = reference_critic.kernel_values(*given, **case.groups, taken=taken, **kernel)
+        sizes = case.groups | {"trajectory_offsets": case.lay.trajectory_offsets}
+        want = reference_critic.kernel_values(*given, **sizes, taken=taken, **kernel)
         there = moved(device, (*given[1:], taken))
-        got = critic.kernel_values(fingerprint.to(device), *there[:6], **case.groups, taken=there[6], **kernel)
+        got = critic.kernel_values(fingerprint.to(device), *there[:6], **sizes, taken=there[6], **kernel)
         close(got, want)
 
 
 @slow_interpreted
-@pytest.mark.parametrize("kernel", [KERNEL, slow(SHARED)], ids=["group", "batch"])
+@pytest.mark.parametrize("kernel", [{**KERNEL, "longest": 24}, slow({**SHARED, "longest": 24})], ids=["group", "batch"])
 def test_kernel_values_of_long_groups(device, monkeypatch, kernel):
     """With small limits, so that the interpreter ends: some groups are cut into blocks, the others are one."""
     for module in (critic, reference_critic):
-        monkeypatch.setattr(module, "LONGEST", 24)
         monkeypatch.setattr(module, "BLOCK", 12)
         monkeypatch.setattr(module, "LANDMARKS", 16)
-    monkeypatch.setattr(critic, "ROWS", 32)
     monkeypatch.setattr(critic, "ROOM", 3 * 128 * 128)
     case = Case(4, groups=6)
     assert case.lay.longest_group > 24 > int(case.lay.group_offsets.diff().min())
@@ -147,11 +150,10 @@ def test_gae_and_normed_advantage(device, numbers, masked, norm):
     ("dtype", "masked"), [slow_case_interpreted(torch.float32, False), (torch.bfloat16, True), slow(torch.float16, True)],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("longest", [None, slow(24)])
+@pytest.mark.parametrize("longest", [None, slow(20)])
 def test_same_action_advantage(device, dtype, masked, longest, monkeypatch):
     if longest is not None:  # some groups are cut into blocks
         for module in (critic, reference_critic):
-            monkeypatch.setattr(module, "LONGEST", longest)
             monkeypatch.setattr(module, "BLOCK", longest // 2)
     case = Case(3, dtype=dtype, groups=5)
     assert longest is None or case.lay.longest_group > longest
@@ -163,11 +165,15 @@ def test_same_action_advantage(device, dtype, masked, longest, monkeypatch):
     a = case.rewards if taken is None else torch.where(taken, case.rewards, float("nan"))
     parsed = torch.arange(case.lay.n_records) % 5 != 2 if masked else None
     given = (case.order, a, case.lay.step, keys, case.lay.group_offsets, usable, parsed)
-    kernel = {"width": 0.3, "horizon": 4.0, "noise": 0.3}
-    want = reference_critic.same_action_advantage(fingerprint, *given, **case.groups, taken=taken, **kernel)
     *there, kept = moved(device, (*given, taken))
-    got = critic.same_action_advantage(fingerprint.to(device), *there, **case.groups, taken=kept, **kernel)
-    close(got, want)
+    chosen = case.landmarks(fingerprint, masked)
+    for more in ({}, {"directions": 64, "share": "batch", "landmarks": chosen}):
+        kernel = {"width": 0.3, "horizon": 4.0, "noise": 0.3, "longest": longest or 2048, **more}
+        want = reference_critic.same_action_advantage(fingerprint, *given, **case.groups, taken=taken, **kernel)
+        if more:
+            kernel["landmarks"] = chosen.to(device)
+        got = critic.same_action_advantage(fingerprint.to(device), *there, **case.groups, taken=kept, **kernel)
+        close(got, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

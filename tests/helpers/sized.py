@@ -71,6 +71,8 @@ class Sized:
         found = getattr(self._module, name)
         if name not in POSITIONAL:
             return found
+        if name in ("kernel_values", "same_action_advantage"):
+            found = _of_fingerprints(self._module, name)
         return _flat(name, found, on_host=self._module.__name__.split(".")[-2] in ("reference", "cpu"))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -78,6 +80,24 @@ class Sized:
 
     def __delattr__(self, name: str) -> None:
         delattr(self._module, name)
+
+
+def _of_fingerprints(module: ModuleType, name: str) -> Callable[..., Any]:
+    """A stage of the critic on the rows that it makes of fingerprints."""
+
+    @functools.wraps(getattr(module, name))
+    def run(
+        records: Records, fingerprint: Any, kernel: Kernel, landmarks: Any = None, directions: int = 0, **rest: Any
+    ) -> Any:
+        rows = module.unit_rows(records, fingerprint, 512 if directions else 0)
+        if directions:
+            rows = module.whitened_rows(records, rows, landmarks, directions)
+        shared, own = (module.centred_rows(records, rows, share) for share in (kernel.share, "group"))
+        if name == "kernel_values":
+            rest |= {"landmarks": landmarks, "inside": own if kernel.inside else None}
+        return getattr(module, name)(records, rows=shared, kernel=kernel, **rest)
+
+    return run
 
 
 def _flat(name: str, function: Callable[..., Any], *, on_host: bool) -> Callable[..., Any]:

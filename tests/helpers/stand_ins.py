@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bipace_kernels.backends import dispatch
 from bipace_kernels.ops.registry import without_masks
 
+_OF_ROWS = ("unit_rows", "whitened_rows", "centred_rows")
 _AT = torch.ops.aten
 _READING = {
     _AT._local_scalar_dense, _AT.nonzero, _AT.equal, _AT.is_nonzero, _AT.masked_select, _AT.unique_dim, _AT._unique2,
@@ -40,7 +41,7 @@ class Watched(dispatch.Backend):
         host = dispatch.choose("cpu")
         for stage in ("returns", "episode", "clusters", "observations", "values", "critic", "combine"):
             module = getattr(host, stage)
-            names = [name for name in POSITIONAL if hasattr(module, name)]
+            names = [name for name in (*POSITIONAL, *_OF_ROWS) if hasattr(module, name)]
             setattr(self, stage, SimpleNamespace(**{name: self._watched(getattr(module, name)) for name in names}))
 
     def _watched(self, function):
@@ -75,6 +76,12 @@ class Watched(dispatch.Backend):
             records = replace(records, usable=records.state == 0)
         if name == "scan_rows":
             records = replace(records, taken=None)
+        if name in _OF_ROWS:  # a row of each record, NaN for those that are not usable
+            usable = records.usable if records.taken is None else records.usable & records.taken
+            return function(replace(records, usable=usable, taken=None, spoilt=None), **columns)
+        for rows in ("rows", "inside") if records.taken is not None else ():
+            if columns.get(rows) is not None:
+                columns[rows] = columns[rows][records.taken]
         return without_masks(function, replace(records, spoilt=None), columns, BY_RECORD)
 
     @contextlib.contextmanager

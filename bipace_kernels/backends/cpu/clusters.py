@@ -14,18 +14,6 @@ from ..records import Records
 Tensor = torch.Tensor
 
 
-def address_of_rows(records: Records, fingerprint: Tensor) -> tuple[Tensor, Tensor]:
-    return fingerprint, records.order
-
-
-def groups(records: Records) -> tuple[Tensor, int]:
-    return records.group_offsets, records.n_groups
-
-
-def address(values: Tensor | None) -> Tensor | None:
-    return values
-
-
 def scan_rows(records: Records, fingerprint: Tensor) -> Tensor:
     state = torch.empty(records.n_records, dtype=torch.uint8)
     load().scan_rows(fingerprint, records.order, records.n_records, threads.count(), state)

@@ -7,8 +7,7 @@ import torch
 from .. import threads
 from ..native_loader import load
 from ..records import Records
-from ..schema import Kernel
-from .clusters import address, address_of_rows, groups
+from ..schema import Kernel, signs
 
 Tensor = torch.Tensor
 
@@ -18,29 +17,58 @@ _NORMS = ("none", "batch", "group")
 
 def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shrinkage: float) -> Tensor:
     value = torch.empty(returns.shape[0], dtype=torch.float64)
-    load().cluster_values(
-        returns.data_ptr(), address(labels), *groups(records), shrinkage, value.data_ptr(), threads.count()
-    )
+    load().cluster_values(returns, labels, records.group_offsets, records.n_groups, shrinkage, value, threads.count())
     return value
 
 
+def unit_rows(records: Records, fingerprint: Tensor, width: int) -> Tensor:
+    dim = fingerprint.shape[1]
+    folded = min(width or dim, dim)
+    rows = torch.empty((records.n_records, folded))
+    load().unit_rows(
+        fingerprint, records.order, records.n_records, records.usable, signs(dim, folded), folded, rows,
+        threads.count(),
+    )  # fmt: skip
+    return rows
+
+
+def whitened_rows(records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:
+    out, chosen = torch.empty((records.n_records, directions)), landmarks[landmarks >= 0]
+    load().whitened_rows(rows, *rows.shape, chosen, chosen.shape[0], directions, out, threads.count())
+    return out
+
+
+def centred_rows(records: Records, rows: Tensor, share: str) -> Tensor:
+    out = torch.empty_like(rows)
+    load().centred_rows(
+        rows, rows.shape[1], records.group_offsets, records.n_groups, _SHARES.index(share), out, threads.count()
+    )
+    return out
+
+
 def kernel_values(
-    records: Records, fingerprint: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel,
-    products: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Under share "group" a group's bits only depend on its own rows, D, dtype and instruction set.  MemoryError if scratch
-    cannot be allocated: a thread holds n (4 D + 8 n + 2,200) bytes for a block of n records, the call 1,100 bytes per record and,
-    under share "batch", 8 D per group.
+    records: Records, rows: Tensor, inside: Tensor | None, returns: Tensor, landmarks: Tensor | None, kernel: Kernel
+) -> Tensor:
+    """Under share "group" a group's bits only depend on its own rows and the instruction set.  MemoryError if scratch
+    cannot be allocated: a thread holds n (4 D + 16 n + 2,200) bytes for a block of n records, the call 1,200 per record
+    and up to 128 MB.
     """
     value = torch.empty(returns.shape[0], dtype=torch.float64)
     chosen = None if landmarks is None else landmarks[landmarks >= 0]
     load().kernel_values(
-        *address_of_rows(records, fingerprint), returns.data_ptr(), records.time.data_ptr(), *groups(records),
-        address(records.usable), address(chosen), 0 if chosen is None else chosen.shape[0],
-        _SHARES.index(kernel.share), kernel.width, kernel.horizon, kernel.noise, kernel.same, value.data_ptr(),
-        address(products), threads.count(),
+        rows, inside, rows.shape[1], returns, records.time, records.group_offsets, records.n_groups,
+        records.trajectory_of_record if kernel.luck else None, chosen, 0 if chosen is None else chosen.shape[0],
+        _SHARES.index(kernel.share), _numbers(kernel), value, threads.count(),
     )  # fmt: skip
     return value
+
+
+def _numbers(kernel: Kernel) -> Tensor:
+    """ValueKernel of csrc/cpu/critic.h."""
+    return torch.tensor(
+        [kernel.width, kernel.horizon, kernel.noise, kernel.same, kernel.inside, kernel.luck, kernel.gamma,
+         kernel.longest], dtype=torch.float64,
+    )  # fmt: skip
 
 
 def gae_advantage(
@@ -48,22 +76,20 @@ def gae_advantage(
 ) -> Tensor:
     out = torch.empty(rewards.shape[0], dtype=torch.float64)
     load().gae_advantage(
-        rewards.data_ptr(), value.data_ptr(), address(records.step), records.trajectory_offsets.data_ptr(),
-        records.n_trajectories, address(truncated), gamma, gae_lambda, out.data_ptr(), threads.count(),
+        rewards, value, records.step, records.trajectory_offsets,
+        records.n_trajectories, truncated, gamma, gae_lambda, out, threads.count(),
     )  # fmt: skip
     return out
 
 
 def same_action_advantage(
-    records: Records, fingerprint: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None,
-    kernel: Kernel, products: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    records: Records, rows: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None, kernel: Kernel
+) -> Tensor:
     """Bits of a group as those of kernel_values; MemoryError likewise, of a set of n records with equal actions."""
     out = torch.empty(advantage.shape[0], dtype=torch.float64)
     load().same_action_advantage(
-        *address_of_rows(records, fingerprint), advantage.data_ptr(), records.time.data_ptr(), action_key.data_ptr(),
-        *groups(records), address(records.usable), address(parsed), kernel.width, kernel.horizon, kernel.noise,
-        address(products), out.data_ptr(), threads.count(),
+        rows, rows.shape[1], advantage, records.time, action_key, records.group_offsets, records.n_groups, parsed,
+        _numbers(kernel), out, threads.count(),
     )  # fmt: skip
     return out
 
@@ -71,7 +97,7 @@ def same_action_advantage(
 def normed_advantage(records: Records, advantage: Tensor, returns: Tensor, step_norm: str) -> Tensor:
     out = torch.empty(advantage.shape[0], dtype=torch.float32)
     load().normed_advantage(
-        advantage.data_ptr(), returns.data_ptr(), *groups(records), _NORMS.index(step_norm), out.data_ptr(),
+        advantage, returns, records.group_offsets, records.n_groups, _NORMS.index(step_norm), out,
         threads.count(),
     )  # fmt: skip
     return out

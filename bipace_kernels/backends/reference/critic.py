@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ..records import Records
-from ..schema import BLOCK, FLAT, JITTER, LANDMARKS, LONGEST, TINY, Kernel
+from ..schema import BLOCK, FLAT, JITTER, LANDMARKS, SMALLEST, TINY, Kernel, signs
 from .clusters import unit_vector
 
 Tensor = torch.Tensor
@@ -36,55 +36,108 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
     return torch.from_numpy(out)
 
 
+def unit_rows(records: Records, fingerprint: Tensor, width: int) -> Tensor:
+    """In float64, not rounded."""
+    dim = fingerprint.shape[1]
+    folded = min(width or dim, dim)
+    sign = signs(dim, folded).to(torch.float64).numpy()
+    x = np.full((records.n_records, folded), np.nan)
+    for i, row in enumerate(records.order.tolist()):
+        of = fingerprint[row]
+        if (records.usable is None or records.usable[i]) and of.isfinite().all() and (of != 0).any():
+            padded = np.zeros(-(-dim // folded) * folded)
+            padded[:dim] = sign * unit_vector(of)
+            x[i] = padded.reshape(-1, folded).sum(axis=0)
+    return torch.from_numpy(x)
+
+
+def whitened_rows(records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:
+    """In float64, not rounded."""
+    x = rows.numpy()
+    out = np.where(np.isnan(x[:, :1]), np.nan, np.zeros((len(x), directions)))
+    y = x[landmarks[landmarks >= 0].numpy()]
+    if not len(y):
+        return torch.from_numpy(out)
+    mean = y.mean(axis=0)
+    y = y - mean
+    values, vectors = np.linalg.eigh(y @ y.T)
+    values, vectors = values[::-1][:directions], vectors[:, ::-1][:, :directions]
+    kept = values > SMALLEST * values[0]
+    values, vectors = values[kept], vectors[:, kept]
+    out[:, : len(values)] += (x - mean) @ (y.T @ (vectors * values**-0.75 * values[:1] ** 0.25))
+    return torch.from_numpy(out)
+
+
+def centred_rows(records: Records, rows: Tensor, share: str) -> Tensor:
+    """In float64, not rounded."""
+    x, out = rows.numpy(), rows.clone().numpy()
+    for begin, end in pairwise(records.group_offsets.tolist() if share == "group" else [0, len(x)]):
+        part = _usable(x, begin, end)
+        if len(part):
+            out[part] = x[part] - x[part].mean(axis=0)
+    return torch.from_numpy(out)
+
+
+def _usable(x: Floats, begin: int, end: int) -> Ints:
+    """The records begin : end that have a row."""
+    found: Ints = begin + np.flatnonzero(~np.isnan(x[begin:end, 0]))
+    return found
+
+
 def kernel_values(
-    records: Records, fingerprint: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel,
-    products: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    r, t = returns.to(torch.float64).numpy(), records.time.to(torch.float64).numpy()
-    groups = [np.arange(begin, end) for begin, end in pairwise(records.group_offsets.tolist())]
-    value = np.zeros(len(r))
-    for group in groups:
-        value[group] = _mean(r[group])
-    inside = [_usable(records, group) for group in groups]
-    whole = np.concatenate(inside) if inside else np.zeros(0, np.int64)
-    in_groups = kernel.share == "group"
-    for part, blocks in [(p, [p]) for p in inside] if in_groups else [(whole, inside)]:
+    records: Records, rows: Tensor, inside: Tensor | None, returns: Tensor, landmarks: Tensor | None, kernel: Kernel
+) -> Tensor:
+    r, t, x = returns.to(torch.float64).numpy(), records.time.to(torch.float64).numpy(), rows.to(torch.float64).numpy()
+    own = x if inside is None else inside.to(torch.float64).numpy()
+    trajectory = records.trajectory_of_record.numpy() if kernel.luck else np.zeros(len(r), np.int64)
+    value, usable, in_groups = np.zeros(len(r)), [], kernel.share == "group"
+    for begin, end in pairwise(records.group_offsets.tolist()):
+        value[begin:end] = _mean(r[begin:end])
+        usable.append(_usable(x, begin, end))
+    whole = np.concatenate([np.zeros(0, np.int64), *usable])
+    for part, of_part in [(p, [p]) for p in usable] if in_groups else [(whole, usable)]:
         if not len(part):
             continue
-        z = _centred(records, fingerprint, part)
         prior = value[part] if in_groups else np.zeros(len(part))
-        k = kernel_matrix(z, z, t[part], t[part], kernel.width, kernel.horizon)
-        at = spaced(len(part)) if in_groups else _places(landmarks, part)
-        same = 0.0 if in_groups else kernel.same
-        value[part] = _posterior(k, r[part], prior, cut(blocks), at, kernel.noise, same)
+        at = spaced(len(part)) if in_groups else places(landmarks, part)
+        sizes = [len(group) for group in of_part]
+        c, noise = covariances(x[part], own[part], t[part], trajectory[part], sizes, at, kernel)
+        difference = r[part] - prior
+        value[part] = prior + difference - noise @ np.linalg.solve(c + noise, difference)
     return torch.from_numpy(value)
 
 
-def _usable(records: Records, group: Ints) -> Ints:
-    return group if records.usable is None else group[records.usable.numpy()[group]]
+def covariances(
+    x: Floats, own: Floats, t: Floats, trajectory: Ints, groups: list[int], at: Ints, kernel: Kernel
+) -> tuple[Floats, Floats]:
+    """[n, n] C of the values and N of the noise: C is exact inside the blocks, and K by landmarks `at` between them."""
+    k = kernel_matrix(x, x, t, t, kernel.width, kernel.horizon)
+    blocks, c, noise = cut(groups, kernel.longest), k, np.zeros_like(k)
+    if len(blocks) > 1:
+        c = k[:, at] @ np.linalg.solve(k[np.ix_(at, at)] + JITTER * np.eye(len(at)), k[at])
+    for block in blocks:
+        c[block, block], noise[block, block] = in_block(
+            k[block, block], own[block], t[block], trajectory[block], kernel
+        )
+    return c, noise
 
 
-def _centred(records: Records, fingerprint: Tensor, part: Ints) -> Floats:
-    """[n, D] rows of some records at unit length, minus their mean."""
-    z = np.stack([unit_vector(fingerprint[records.order[i]]) for i in part.tolist()])
-    centred: Floats = z - z.mean(axis=0)
-    return centred
+def in_block(k: Floats, own: Floats, t: Floats, trajectory: Ints, kernel: Kernel) -> tuple[Floats, Floats]:
+    """C and N of a block, given its K."""
+    c = k
+    if kernel.share == "batch":
+        c = c + kernel.same
+        if kernel.inside:
+            c = c + kernel.inside * kernel_matrix(own, own, t, t, kernel.width, kernel.horizon)
+    return c, kernel.noise * np.eye(len(k)) + luck(t, trajectory, kernel)
 
 
-def _posterior(
-    kernel: Floats, y: Floats, prior: Floats, blocks: list[slice], at: Ints, noise: float, same: float
-) -> Floats:
-    """prior + C (C + ρ I)⁻¹ (y − prior): C is K + s inside the blocks, and K by landmarks between them."""
-    n = len(y)
-    if len(blocks) == 1:
-        c = kernel + same
-    else:
-        c = kernel[:, at] @ np.linalg.solve(kernel[np.ix_(at, at)] + JITTER * np.eye(len(at)), kernel[at])
-        for block in blocks:
-            c[block, block] = kernel[block, block] + same
-    difference = y - prior
-    out: Floats = prior + difference - noise * np.linalg.solve(c + noise * np.eye(n), difference)
-    return out
+def luck(t: Floats, trajectory: Ints, kernel: Kernel) -> Floats:
+    """β L Lᵀ, L_ij = γ^(t_j − t_i) from a record to itself and the later ones of its trajectory."""
+    later = t - t[:, None]
+    towards = np.where((trajectory[:, None] == trajectory) & (later >= 0), kernel.gamma ** np.maximum(later, 0.0), 0.0)
+    both: Floats = kernel.luck * (towards @ towards.T)
+    return both
 
 
 def spaced(n: int) -> Ints:
@@ -94,7 +147,7 @@ def spaced(n: int) -> Ints:
     return found
 
 
-def _places(landmarks: Tensor | None, part: Ints) -> Ints:
+def places(landmarks: Tensor | None, part: Ints) -> Ints:
     """Indices of landmarks, numbered over all records, among the records `part`; None: the first ones."""
     if landmarks is None:
         return np.arange(min(len(part), LANDMARKS))
@@ -102,16 +155,15 @@ def _places(landmarks: Tensor | None, part: Ints) -> Ints:
     return places
 
 
-def cut(groups: list[Ints]) -> list[slice]:
+def cut(groups: list[int], longest: int) -> list[slice]:
     """Blocks of the groups' usable records, one after the other: a group, or equal runs of a longer one."""
-    found, begin = [], 0
-    for group in groups:
-        n = len(group)
-        runs = 1 if n <= LONGEST else -(-n // BLOCK)
+    blocks, begin = [], 0
+    for n in groups:
+        runs = 1 if n <= longest else -(-n // BLOCK)
         ends = [begin + k * n // runs for k in range(runs + 1)]
-        found += [slice(first, last) for first, last in pairwise(ends) if last > first]
+        blocks += [slice(first, last) for first, last in pairwise(ends) if last > first]
         begin += n
-    return found
+    return blocks
 
 
 def gae_advantage(
@@ -144,21 +196,17 @@ def gae_advantage(
 
 
 def same_action_advantage(
-    records: Records, fingerprint: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None,
-    kernel: Kernel, products: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    records: Records, rows: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None, kernel: Kernel
+) -> Tensor:
     a, t, keys = advantage.numpy(), records.time.to(torch.float64).numpy(), action_key.numpy()
+    x = rows.to(torch.float64).numpy()
     known = np.ones(len(a), np.bool_) if parsed is None else parsed.numpy()
     out: Floats = a / (1 + kernel.noise)  # of a record with nothing near
     for begin, end in pairwise(records.group_offsets.tolist()):
-        inside = _usable(records, np.arange(begin, end))
-        if not len(inside):
-            continue
-        z = _centred(records, fingerprint, inside)
-        for block in cut([inside]):
-            with_action = known[inside[block]]
-            part, x = inside[block][with_action], z[block][with_action]
-            k = kernel_matrix(x, x, t[part], t[part], kernel.width, kernel.horizon)
+        usable = _usable(x, begin, end)
+        for block in cut([len(usable)], kernel.longest):
+            part = usable[block][known[usable[block]]]
+            k = kernel_matrix(x[part], x[part], t[part], t[part], kernel.width, kernel.horizon)
             k = k * (keys[part][:, None] == keys[part])
             out[part] = a[part] - kernel.noise * np.linalg.solve(k + kernel.noise * np.eye(len(part)), a[part])
     return torch.from_numpy(out)

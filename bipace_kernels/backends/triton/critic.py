@@ -1,19 +1,19 @@
 """A value of each record's state, and GAE(λ) over it, on the fingerprints' device, without synchronizing.
 
-    rows to unit length, minus the mean of their group or batch (float64) ─► Gram matrix of every block (gram.py) ─► K, float64
-    ─► torch.linalg's Cholesky, all blocks padded to one multiple of 128; between blocks landmarks, in torch's float64
-    products ─► V̂ ─► a lane walks each trajectory backwards ─► the same K, where actions are equal, averages A_S
+    rows to unit length, folded ─► coordinates in the landmarks' directions (torch's float64 products, a Jacobi kernel)
+    ─► minus the mean of their group or batch ─► C of every block, float64 ─► torch.linalg's Cholesky, all blocks padded
+    to one multiple of 128; between blocks landmarks ─► V̂ ─► a lane walks each trajectory backwards ─► the same kernel,
+    where actions are equal, averages A_S
 
 The padding depends on the longest group, and libraries choose their kernels by it: a group's values in another batch
-agree within 2e-5, not bit for bit.  The host does not know which groups have more than 2,048 usable records: if one may
-have, all groups use landmarks, one after the other under share "group".
+agree within 2e-5, not bit for bit.  The host does not know which groups are longer than a block: if one may be, all
+groups use landmarks, one after the other under share "group".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,21 +22,23 @@ import triton.language as tl
 
 from .. import schema
 from ..records import Records
-from ..schema import BLOCK, JITTER, LANDMARKS, LONGEST, TINY, Kernel
-from . import gram, rows
+from ..schema import BLOCK, JITTER, LANDMARKS, SMALLEST, TINY, Kernel
+from . import rows as scanned
 from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
 FLAT = tl.constexpr(schema.FLAT)
 ROOM = 1 << 27  # float64 entries of the kernel matrices made at a time: 1 GiB
-ROWS = 1024  # records that are multiplied with the landmarks at a time
 LANES = 32  # trajectories of a program
-_TILE = 32  # side of a square of K; records that a program of a group looks at together are 128
-_RECORDS = 128
-_CENTRE = {"ROWS": 8, "COLUMNS": 128}
+_TILE = 32  # side of a square of K
+_SIDE = 128  # of which that of a block is a multiple
+_RECORDS = 128  # that a program of a group looks at together
+_SUMS = {"ROWS": 8, "COLUMNS": 128}
+_SWEEPS = 30  # at most, of rotations; it takes about eight
 _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 _LANE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
+_JACOBI_OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
 _FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
 
 
@@ -52,46 +54,95 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
     return value
 
 
+def unit_rows(records: Records, fingerprint: Tensor, width: int) -> Tensor:
+    m, dim, device = records.n_records, fingerprint.shape[1], records.device
+    folded = min(width or dim, dim)
+    kind = torch.empty(m, dtype=torch.uint8, device=device)
+    scale = torch.empty(m, dtype=torch.float32, device=device)
+    out = torch.empty((m, folded), dtype=torch.float32, device=device)
+    if m:
+        scanned.look(fingerprint, records.order, kind=kind, scale=scale, usable=records.usable, taken=records.taken)
+        with device_guard(out):
+            _unit_rows[(m,)](
+                fingerprint, records.order, scale, kind, out, dim, folded, *fingerprint.stride(), FOLDS=folded < dim,
+                USABLE=scanned.USABLE, COLUMNS=512, **_OPTIONS,
+            )  # fmt: skip
+    return out
+
+
+def whitened_rows(records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:
+    live = (landmarks >= 0)[:, None]
+    y = torch.where(live, rows.index_select(0, landmarks.clamp(min=0)).double(), 0.0)
+    mean = y.sum(0) / live.sum().clamp(min=1)
+    y = torch.where(live, y - mean, 0.0)
+    vectors, values = _eigenvectors(y @ y.mT)
+    order = values.argsort(descending=True)[:directions]
+    values, vectors = values[order], vectors[order]
+    kept = values > SMALLEST * values[:1]
+    scale = torch.where(kept, values.clamp(min=1e-300) ** -0.75 * values[:1] ** 0.25, 0.0)
+    out = ((rows - mean) @ (y.mT @ (vectors * scale[:, None]).mT)).float()
+    return torch.nn.functional.pad(out, (0, directions - out.shape[1]))
+
+
+def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit eigenvectors as rows, and eigenvalues, of a symmetric positive semidefinite matrix, in no order."""
+    n = matrix.shape[0]
+    side = max(triton.next_power_of_2(n), 16)
+    turned = torch.nn.functional.pad(matrix, (0, side - n, 0, side - n)).contiguous()
+    with device_guard(turned):
+        _jacobi[(1,)](turned, SIDE=side, SWEEPS=_SWEEPS, **_JACOBI_OPTIONS)
+    values = turned.square().sum(1).sqrt()
+    return (turned / torch.where(values > 0, values, 1.0)[:, None])[:, :n], values
+
+
+def centred_rows(records: Records, rows: Tensor, share: str) -> Tensor:
+    m, dim = rows.shape
+    sums = torch.empty((records.n_groups, dim + 1), dtype=torch.float64, device=records.device)
+    if m:
+        with device_guard(rows):
+            _sums[(records.n_groups, ceil_div(dim, _SUMS["COLUMNS"]))](
+                rows, records.group_offsets, sums, dim, **_SUMS, **_OPTIONS
+            )
+    if share == "batch":
+        sums = sums.sum(0, keepdim=True).expand_as(sums)
+    mean = sums[:, :-1] / sums[:, -1:].clamp(min=1)
+    at = torch.arange(m, device=records.device)
+    return (rows - mean[torch.searchsorted(records.group_offsets, at, right=True) - 1]).float()
+
+
 def kernel_values(
-    records: Records, fingerprint: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel,
-    products: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    records: Records, rows: Tensor, inside: Tensor | None, returns: Tensor, landmarks: Tensor | None, kernel: Kernel
+) -> Tensor:
     value = cluster_values(records, returns, None, 0.0)
-    m, device, share = records.n_records, records.device, kernel.share
+    m, alone = records.n_records, kernel.share == "group"
     if not m:
         return value
-    inside, place, record, scale = _compact(records, fingerprint)
-    offsets = place[records.group_offsets]
-    prior = value if share == "group" else torch.zeros_like(value)
-    with_mean = offsets if share == "group" else torch.stack([offsets[0], offsets[-1]])
+    usable, record, offsets = _compact(records, rows)
+    prior = value if alone else torch.zeros_like(value)
     among = _Kernel(
-        _centre(fingerprint, records.order[record].contiguous(), scale, with_mean, with_mean.shape[0] - 1),
-        records.time[record].contiguous(), (returns.to(torch.float64) - prior)[record], float(kernel.width),
-        float(kernel.horizon), float(kernel.noise), float(kernel.same) if share == "batch" else 0.0,
+        rows, inside, records.time, returns.to(torch.float64) - prior, replace(kernel, same=0.0) if alone else kernel,
+        trajectory=records.trajectory_of_record if kernel.luck > 0 else None,
     )  # fmt: skip
-    longest_group = records.longest_group
-    runs = 1 if longest_group <= LONGEST else ceil_div(longest_group, BLOCK)
-    blocks, longest = _blocks(offsets, runs), min(longest_group, LONGEST)
-    if share == "group" and runs == 1:
-        gain = among.gain(blocks, longest)
-    elif share == "batch":
+    blocks, longest = _blocks(records, offsets, kernel)
+    runs = (blocks.shape[0] - 1) // records.n_groups
+    if not alone:
         if landmarks is None:
-            k = torch.arange(min(m, LANDMARKS), device=device)
-            at, live = k, k < offsets[-1]
+            landmarks = record[:LANDMARKS]
         else:
-            live = (landmarks >= 0) & inside[landmarks.clamp(min=0)]
-            at = place[landmarks.clamp(min=0)].clamp(max=m - 1)
-        gain = among.gain(blocks, longest, among.to_landmarks(at, live, offsets[0], offsets[-1], m))
+            landmarks = torch.where((landmarks >= 0) & usable[landmarks.clamp(min=0)], landmarks, -1)
+        gain = among.gain(record, blocks, longest, among.to_landmarks(record, landmarks))
+    elif runs == 1:
+        gain = among.gain(record, blocks, longest)
     else:
         gain = torch.zeros_like(among.y)
+        k, every = (torch.arange(n, device=records.device) for n in (LANDMARKS, records.longest_group))
         for g in range(records.n_groups):
-            n = offsets[g + 1] - offsets[g]
+            begin, n = offsets[g], offsets[g + 1] - offsets[g]
             some = n.clamp(1, LANDMARKS)
-            k = torch.arange(LANDMARKS, device=device)
-            at = (offsets[g] + k.clamp(max=some - 1) * n // some).clamp(max=m - 1)
-            across = among.to_landmarks(at, k < n, offsets[g], offsets[g + 1], longest_group)
-            gain += among.gain(blocks[g * runs : (g + 1) * runs + 1], longest, across)
-    return torch.where(inside, prior + gain[place[:-1].clamp(max=m - 1)], value)
+            at = torch.where(k < n, record[(begin + k.clamp(max=some - 1) * n // some).clamp(max=m - 1)], -1)
+            own = torch.where(every < n, record[(begin + every).clamp(max=m - 1)], -1)
+            gain += among.gain(record, blocks[g * runs : (g + 1) * runs + 1], longest, among.to_landmarks(own, at))
+    return torch.where(usable, prior + gain, value)
 
 
 def gae_advantage(
@@ -111,24 +162,17 @@ def gae_advantage(
 
 
 def same_action_advantage(
-    records: Records, fingerprint: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None,
-    kernel: Kernel, products: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    m, taken = records.n_records, records.taken
-    if not m:
+    records: Records, rows: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None, kernel: Kernel
+) -> Tensor:
+    taken = records.taken
+    if not records.n_records:
         return torch.empty_like(advantage)
-    inside, place, record, scale = _compact(records, fingerprint)
-    offsets = place[records.group_offsets]
-    known = torch.ones_like(inside) if parsed is None else parsed
-    among = _Kernel(
-        _centre(fingerprint, records.order[record].contiguous(), scale, offsets, records.n_groups),
-        records.time[record].contiguous(), advantage[record], float(kernel.width), float(kernel.horizon),
-        float(kernel.noise), 0.0, action_key[record].contiguous(), known[record].contiguous(),
-    )  # fmt: skip
-    longest = records.longest_group
-    runs = 1 if longest <= LONGEST else ceil_div(longest, BLOCK)
-    averaged = among.gain(_blocks(offsets, runs), min(longest, LONGEST))[place[:-1].clamp(max=m - 1)]
-    out = torch.where(inside, averaged, advantage / (1.0 + float(kernel.noise)))
+    usable, record, offsets = _compact(records, rows)
+    if parsed is not None:  # others are in no block
+        record, usable = torch.where(parsed[record], record, -1), usable & parsed
+    among = _Kernel(rows, None, records.time, advantage, replace(kernel, same=0.0, luck=0.0), key=action_key)
+    averaged = among.gain(record, *_blocks(records, offsets, kernel))
+    out = torch.where(usable, averaged, advantage / (1.0 + float(kernel.noise)))
     return out if taken is None else torch.where(taken, out, 0.0)
 
 
@@ -170,152 +214,110 @@ def _means_of(records: Records, returns: Tensor) -> Tensor:
     return mean
 
 
-def _compact(records: Records, fingerprint: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The records that take part, compacted.
+def _compact(records: Records, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The records that take part, one after the other.
 
-    inside   [M] bool
-    place    [M+1] int64 where a record is among them; the last: how many there are
-    record   [M] int64 which they are; entries after the last are copies of record 0, which may be a bad one
-    scale    [M] float32 factors of their rows
+    usable    [M] bool
+    record    [M] int64 which they are; −1 after the last
+    offsets   [G+1] int64 of the groups among them
     """
     m, device = records.n_records, records.device
-    kind = torch.empty(m, dtype=torch.uint8, device=device)
-    scale = torch.empty(m, dtype=torch.float32, device=device)
-    rows.look(fingerprint, records.order, kind=kind, scale=scale, usable=records.usable, taken=records.taken)
-    inside = kind == rows.USABLE
+    usable = ~rows[:, 0].isnan()
     place = torch.zeros(m + 1, dtype=torch.int64, device=device)
-    place[1:] = inside.cumsum(0)
-    record = torch.zeros(m + 1, dtype=torch.int64, device=device)
-    record.scatter_(0, torch.where(inside, place[:-1], m), torch.arange(m, device=device))
-    return inside, place, record[:-1], scale[record[:-1]].contiguous()
+    place[1:] = usable.cumsum(0)
+    record = torch.full((m + 1,), -1, dtype=torch.int64, device=device)
+    record.scatter_(0, torch.where(usable, place[:-1], m), torch.arange(m, device=device))
+    return usable, record[:-1], place[records.group_offsets]
 
 
-def _centre(fingerprint: Tensor, row: Tensor, scale: Tensor, offsets: Tensor, n_groups: int) -> Tensor:
-    """[M, D] float32 rows at unit length minus their group's mean, both in float64, rounded once."""
-    m, dim = row.shape[0], fingerprint.shape[1]
-    reciprocal = torch.empty(m, dtype=torch.float64, device=row.device)
-    z = torch.zeros((m, dim), dtype=torch.float32, device=row.device)
-    strides = (fingerprint.stride(0), fingerprint.stride(1))
-    with device_guard(row):
-        _lengths[(m,)](fingerprint, row, scale, reciprocal, dim, *strides, COLUMNS=1024, **_OPTIONS)
-        _centred[(n_groups, ceil_div(dim, _CENTRE["COLUMNS"]))](
-            fingerprint, row, reciprocal, offsets, z, dim, *strides, **_CENTRE, **_OPTIONS
-        )
-    return z
-
-
-def _blocks(offsets: Tensor, runs: int) -> Tensor:
-    """[G * runs + 1] int64 where blocks begin: a group is one, a longer one than LONGEST ⌈n / BLOCK⌉; the others are empty."""
-    if runs == 1:
-        return offsets
+def _blocks(records: Records, offsets: Tensor, kernel: Kernel) -> tuple[Tensor, int]:
+    """[G * runs + 1] int64 where blocks begin, and the longest: a group is one, a long one ⌈n / BLOCK⌉."""
+    limit = kernel.longest
+    if records.longest_group <= limit:
+        return offsets, records.longest_group
     n = offsets.diff()[:, None]
-    cuts = torch.where(n <= LONGEST, 1, (n + BLOCK - 1) // BLOCK)
-    k = torch.arange(runs, device=offsets.device)
-    return torch.cat([(offsets[:-1, None] + torch.minimum(k, cuts) * n // cuts).flatten(), offsets[-1:]])
+    cuts = torch.where(n <= limit, 1, (n + BLOCK - 1) // BLOCK)
+    k = torch.arange(ceil_div(records.longest_group, BLOCK), device=offsets.device)
+    return torch.cat([(offsets[:-1, None] + torch.minimum(k, cuts) * n // cuts).flatten(), offsets[-1:]]), limit
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The records that take part, and their kernel."""
+    """The records and their kernel.  Lists of records hold −1 where there is none."""
 
-    z: Tensor  # [M, D] float32
+    rows: Tensor  # [M, D] float32, centred
+    inside: Tensor | None  # [M, D] float32 minus the group's mean, for the kernel inside groups; None: there is none
     time: Tensor  # [M] int64
     y: Tensor  # [M] float64
-    width: float
-    horizon: float
-    noise: float
-    same: float
+    kernel: Kernel
+    trajectory: Tensor | None = None  # [M] int64, where luck counts
     key: Tensor | None = None  # [M] int64 actions: K is 0 between records of different ones; None: it is not
-    known: Tensor | None = None  # [M] bool, with keys: whether the action is known; K is 0 between others
 
-    def to_landmarks(self, at: Tensor, live: Tensor, begin: Tensor, end: Tensor, longest: int) -> Tensor:
-        """[M, L] float64 U = K_im L⁻ᵀ of the records begin : end, at most `longest`, with L Lᵀ = K_mm + 10⁻³ I.
+    def to_landmarks(self, record: Tensor, landmarks: Tensor) -> Tensor:
+        """[M + 1, L] float64 U = K_im L⁻ᵀ of records and landmarks, with L Lᵀ = K_mm + 10⁻³ I; else 0."""
+        m, here = self.rows.shape[0], replace(self, inside=None, kernel=replace(self.kernel, same=0.0))
+        added = (1.0 + (JITTER - 1.0) * (landmarks >= 0).double()).diag()
+        factor = torch.linalg.cholesky_ex(here.covariance(landmarks[None], landmarks[None])[0] + added).L
+        across = here.covariance(record[None], landmarks[None])[0]
+        out = torch.zeros(m + 1, landmarks.shape[0], dtype=torch.float64, device=self.rows.device)
+        out[torch.where(record >= 0, record, m)] = torch.linalg.solve_triangular(factor, across.T, upper=False).T
+        return out
 
-        at, live   [L] the landmarks, and which of them exist
-        """
-        m, device = at.shape[0], self.z.device
-        eye = torch.eye(m, dtype=torch.float64, device=device)
-        among = torch.where(live[:, None] & live, self.entries(at, at) + JITTER * eye, eye)
-        factor = torch.linalg.cholesky_ex(among).L
-        out = torch.zeros(self.z.shape[0] + 1, m, dtype=torch.float64, device=device)
-        for first in range(0, longest, ROWS):
-            i = begin + torch.arange(first, min(first + ROWS, longest), device=device)
-            there = i < end
-            across = self.entries(torch.where(there, i, begin).clamp(max=self.z.shape[0] - 1), at) * live
-            found = torch.linalg.solve_triangular(factor, across.T, upper=False).T
-            out[torch.where(there, i, self.z.shape[0])] = (
-                found  # places after the last one share a row that is never read
-            )
-        return out[:-1]
-
-    def gain(self, blocks: Tensor, longest: int, across: Tensor | None = None) -> Tensor:
-        """[M] float64 C (C + ρ I)⁻¹ y of the records of the blocks; 0 elsewhere.
+    def gain(self, record: Tensor, blocks: Tensor, longest: int, across: Tensor | None = None) -> Tensor:
+        """[M] float64 C (C + N)⁻¹ y of the records of the blocks, runs of the list `record`; 0 elsewhere.
 
         across   U of `to_landmarks`: C = U Uᵀ + D with a block-diagonal D; None: C = D
         """
-        m, n_blocks, device = self.z.shape[0], blocks.shape[0] - 1, self.z.device
+        m, n_blocks, device = self.rows.shape[0], blocks.shape[0] - 1, blocks.device
         wide = 0 if across is None else across.shape[1]
-        side = max(ceil_div(longest, gram.UNIT), 1) * gram.UNIT
+        side = ceil_div(longest, _SIDE) * _SIDE
         inner = torch.zeros(wide, wide + 1, dtype=torch.float64, device=device)
-        solved = torch.zeros(m + 1, wide + 1, dtype=torch.float64, device=device)  # (D + ρ I)⁻¹ [U, y]
+        y = torch.nn.functional.pad(self.y, (0, 1))
+        solved = torch.nn.functional.pad(y[:, None], (wide, 0))  # N (D + N)⁻¹ [U, y]; [0, y] of others
         at_once = min(n_blocks, max(1, ROOM // (side * max(side, wide))))
         for first in range(0, n_blocks, at_once):
             offsets = blocks[first : first + at_once + 1]
-            matrix = self._matrices(offsets, side)
             place = offsets[:-1, None] + torch.arange(side, device=device)
-            live = place < offsets[1:, None]
-            place = place.clamp(max=m - 1)
-            # Not a product: y may be infinite at a place that is not live, and infinity times 0 is NaN.
-            right = torch.where(live, self.y[place], 0.0)[..., None]
+            index = torch.where(place < offsets[1:, None], record[place.clamp(max=m - 1)], -1)
+            at = torch.where(index >= 0, index, m)
+            noise = self.noise(index)
+            matrix, right = self.covariance(index, index) + noise, y[at][..., None]
             if across is not None:
-                u = across[place] * live[..., None]
-                matrix = torch.baddbmm(matrix, u, u.mT, alpha=-1)
-                right = torch.cat([u, right], dim=2)
+                u = across[at]
+                matrix, right = torch.baddbmm(matrix, u, u.mT, alpha=-1), torch.cat([u, right], dim=2)
             found = torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix).L)
             if across is not None:
                 inner += (u.mT @ found).sum(0)
-            solved[torch.where(live, place, m)] = found
-        rest = solved[:-1, -1]
+            solved[at] = noise @ found
+        rest = solved[:, -1]
         if across is not None:
             eye = torch.eye(wide, dtype=torch.float64, device=device)
             weight = torch.cholesky_solve(inner[:, -1:], torch.linalg.cholesky_ex(inner[:, :-1] + eye).L)
-            rest = rest - (solved[:-1, :-1] @ weight)[:, 0]
-        every = torch.arange(m, device=device)
-        return torch.where((every >= blocks[0]) & (every < blocks[-1]), self.y - self.noise * rest, 0.0)
+            rest = rest - (solved[:, :-1] @ weight)[:, 0]
+        return self.y - rest[:-1]
 
-    def _matrices(self, offsets: Tensor, side: int) -> Tensor:
-        """[blocks, side, side] float64 K + s + ρ I of each block, padded with the identity."""
-        n_blocks, device = offsets.shape[0] - 1, self.z.device
-        every = torch.arange(self.z.shape[0], device=device)
-        one = torch.ones(self.z.shape[0], dtype=torch.float32, device=device)
-        products = torch.empty((n_blocks, side, side), dtype=torch.float32, device=device)
-        reciprocal = torch.empty((n_blocks, side), dtype=torch.float32, device=device)
-        matrix = torch.empty((n_blocks, side, side), dtype=torch.float64, device=device)
-        with device_guard(self.z):
-            gram.multiply_groups(self.z, every, offsets, one, products, reciprocal, first_group=0)
-            _matrix[(side // _TILE, side // _TILE, n_blocks)](
-                products, self.time, self.key, self.known, offsets, matrix, side, self.width, self.horizon, self.noise, self.same,
-                HAS_KEY=self.key is not None, TILE=_TILE, **_OPTIONS,
+    def noise(self, index: Tensor) -> Tensor:
+        """[blocks, side, side] float64 N = β L Lᵀ + ρ I of each block's records; what is none has N of its own."""
+        noise = (1.0 + (self.kernel.noise - 1.0) * (index >= 0).double()).diag_embed()
+        if self.trajectory is None:
+            return noise
+        time, own = self.time[index], torch.where(index >= 0, self.trajectory[index], -1)
+        steps = (time[:, None] - time[:, :, None]).double()
+        later = (own[:, None] == own[:, :, None]) & (steps >= 0)
+        towards = torch.where(later, float(self.kernel.gamma) ** steps.clamp(min=0.0), 0.0)
+        return torch.baddbmm(noise, towards, towards.mT, alpha=float(self.kernel.luck))
+
+    def covariance(self, first: Tensor, second: Tensor) -> Tensor:
+        """[blocks, n, m] float64 C of the records first [blocks, n] and second [blocks, m]; 0 where there is none."""
+        kernel, (n_blocks, n), m = self.kernel, first.shape, second.shape[1]
+        out = torch.empty((n_blocks, n, m), dtype=torch.float64, device=self.rows.device)
+        with device_guard(out):
+            _covariance[(ceil_div(n, _TILE), ceil_div(m, _TILE), n_blocks)](
+                self.rows, self.inside, self.time, self.key, first, second, out, n, m, self.rows.shape[1],
+                1.0 / kernel.width, 1.0 / (kernel.horizon or math.inf), float(kernel.same), float(kernel.inside),
+                HAS_INSIDE=self.inside is not None, HAS_KEY=self.key is not None, TILE=_TILE, **_OPTIONS,
             )  # fmt: skip
-        return matrix
-
-    def entries(self, i: Tensor, j: Tensor) -> Tensor:
-        """[n, m] float64 kernel of the records i [n] and j [m]."""
-        x, z = self.z[i].double(), self.z[j].double()
-        return _entries(x, z, self.time[i], self.time[j], self.width, self.horizon)
-
-
-def _entries(x: Tensor, z: Tensor, t: Tensor, u: Tensor, width: float, horizon: float) -> Tensor:
-    """[n, m] float64 kernel of centred rows x [n, D] and z [m, D] at steps t [n] and u [m]."""
-    a, b = (x * x).sum(1)[:, None], (z * z).sum(1)[None, :]
-    flat_a, flat_b = a <= FLAT.value, b <= FLAT.value
-    cosine = (x @ z.T / (a * b).sqrt().clamp(min=FLAT.value)).clamp(max=1.0)
-    cosine = torch.where(cosine > 1 - 1e-12, 1.0, cosine)  # equal rows
-    cosine = torch.where(flat_a | flat_b, (flat_a & flat_b).to(cosine.dtype), cosine)
-    exponent = (cosine - 1.0) / width
-    if horizon > 0:
-        exponent = exponent - ((t[:, None] - u[None, :]) / horizon) ** 2 / 2
-    return exponent.exp()
+        return out
 
 
 @triton.jit
@@ -396,113 +398,169 @@ def _cluster_values(
 
 
 @triton.jit
-def _lengths(
+def _unit_rows(
     x,  # [N, D]
-    row,  # [M] int64
+    order,  # [M] int64
     scale,  # [M] float32
-    reciprocal,  # [M] float64, written: scale / ‖x · scale‖
+    kind,  # [M] uint8
+    out,  # [M, width] float32, written: NaN for a row that is not usable
     dim,
+    width,
     row_stride,
     column_stride,
+    FOLDS: tl.constexpr,
+    USABLE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
     factor = tl.load(scale + i).to(tl.float64)
-    here = x + tl.load(row + i) * row_stride
+    here = x + tl.load(order + i) * row_stride
     total = tl.zeros((COLUMNS,), tl.float64)
     for start in range(0, dim, COLUMNS):
         e = start + tl.arange(0, COLUMNS)
         value = tl.load(here + e.to(tl.int64) * column_stride, mask=e < dim, other=0.0).to(tl.float64) * factor
         total += value * value
-    tl.store(reciprocal + i, factor / tl.sqrt(tl.sum(total, axis=0)))
+    reciprocal = factor / tl.sqrt(tl.sum(total, axis=0))
+    usable = tl.load(kind + i) == USABLE
+    for begin in range(0, width, COLUMNS):
+        j = begin + tl.arange(0, COLUMNS)
+        total = tl.zeros((COLUMNS,), tl.float64)
+        for start in range(0, dim, width):
+            e = start + j
+            mask = (e < dim) & (j < width)
+            value = tl.load(here + e.to(tl.int64) * column_stride, mask=mask, other=0.0).to(tl.float64)
+            if FOLDS:  # schema.signs
+                mixed = (e.to(tl.int64) * 0x9E3779B1) & 0xFFFFFFFF
+                mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+                value = tl.where((mixed >> 31) != 0, -value, value)
+            total += value
+        row = tl.where(usable, total * reciprocal, float("nan"))
+        tl.store(out + i * width + j, row.to(tl.float32), mask=j < width)
 
 
 @triton.jit
-def _centred(
-    x,  # [N, D]
-    row,  # [M] int64
-    reciprocal,  # [M] float64
-    offsets,  # [G+1] int64
-    z,  # [M, D] float32, written
+def _jacobi(
+    a,  # [SIDE, SIDE] float64, symmetric and positive semidefinite; written: eigenvalue times eigenvector, row by row
+    SIDE: tl.constexpr,
+    SWEEPS: tl.constexpr,
+):
+    """Rotations of disjoint pairs of rows, until all are orthogonal; SIDE − 1 rounds meet every pair once."""
+    PAIRS: tl.constexpr = min(SIDE // 2, 8)  # at a time: no register spills
+    column = tl.arange(0, SIDE)[None, :]
+    left = SWEEPS
+    while left > 0:
+        turned = 0
+        for r in range(0, SIDE - 1):
+            for begin in range(0, SIDE // 2, PAIRS):
+                k = begin + tl.arange(0, PAIRS)
+                p = tl.where(k == 0, SIDE - 1, (r + k) % (SIDE - 1))[:, None] * SIDE + column
+                q = tl.where(k == 0, r, (r - k + SIDE - 1) % (SIDE - 1))[:, None] * SIDE + column
+                x = tl.load(a + p)
+                y = tl.load(a + q)
+                own, other, between = tl.sum(x * x, axis=1), tl.sum(y * y, axis=1), tl.sum(x * y, axis=1)
+                turns = between * between > 1e-26 * own * other
+                low, high = 2.0 * between, other - own
+                size = tl.abs(high) + tl.sqrt(high * high + low * low)
+                tangent = tl.where(turns, tl.where(high < 0.0, -low, low) / tl.where(turns, size, 1.0), 0.0)
+                cosine = (1.0 / tl.sqrt(1.0 + tangent * tangent))[:, None]
+                sine = cosine * tangent[:, None]
+                tl.debug_barrier()  # all rows are read
+                tl.store(a + p, cosine * x - sine * y)
+                tl.store(a + q, sine * x + cosine * y)
+                turned += tl.sum(turns.to(tl.int32), axis=0)
+            tl.debug_barrier()
+        left = tl.where(turned > 0, left - 1, 0)
+
+
+@triton.jit
+def _sums(
+    rows,  # [M, D] float32
+    group_offsets,  # [G+1] int64
+    sums,  # [G, D + 1] float64, written: of the rows that are not NaN; the last: how many they are
     dim,
-    row_stride,
-    column_stride,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     g = tl.program_id(0).to(tl.int64)
-    begin, end = _group(offsets, g)
+    begin, end = _group(group_offsets, g)
     e = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float64)
+    count = tl.zeros((ROWS, COLUMNS), tl.float64)
     for start in range(begin, end, ROWS):
-        total += _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROWS)
-    mean = tl.sum(total, axis=0) / tl.maximum(end - begin, 1).to(tl.float64)
-    for start in range(begin, end, ROWS):
-        unit = _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROWS)
         i = start + tl.arange(0, ROWS)
-        mask = (i < end)[:, None] & (e < dim)[None, :]
-        tl.store(z + i[:, None] * dim + e[None, :], (unit - mean[None, :]).to(tl.float32), mask=mask)
+        row = tl.load(rows + i[:, None] * dim + e[None, :], mask=(i < end)[:, None] & (e < dim)[None, :], other=0.0)
+        there = (row == row) & (i < end)[:, None]
+        total += tl.where(there, row.to(tl.float64), 0.0)
+        count += there.to(tl.float64)
+    tl.store(sums + g * (dim + 1) + e, tl.sum(total, axis=0), mask=e < dim)
+    tl.store(sums + g * (dim + 1) + dim + e, tl.sum(count, axis=0), mask=e == 0)
 
 
 @triton.jit
-def _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROWS: tl.constexpr):
-    """Columns e of the rows start … start + ROWS − 1 at unit length, float64; 0 beyond the group."""
-    i = start + tl.arange(0, ROWS)
-    at = tl.load(row + i, mask=i < end, other=0) * row_stride
-    mask = (i < end)[:, None] & (e < dim)[None, :]
-    value = tl.load(x + at[:, None] + (e * column_stride)[None, :], mask=mask, other=0.0).to(tl.float64)
-    return value * tl.load(reciprocal + i, mask=i < end, other=0.0)[:, None]
+def _cosine(rows, first, second, dim, TILE: tl.constexpr):
+    """Cosines of centred rows, from float32 products summed in float64."""
+    DEPTH: tl.constexpr = 16
+    product = tl.zeros((TILE, TILE), tl.float64)
+    square_i = tl.zeros((TILE,), tl.float64)
+    square_j = tl.zeros((TILE,), tl.float64)
+    for start in range(0, dim, DEPTH):
+        e = start + tl.arange(0, DEPTH)
+        there = e < dim
+        x = tl.load(rows + first[:, None] * dim + e[None, :], mask=(first >= 0)[:, None] & there[None, :], other=0.0)
+        y = tl.load(rows + second[None, :] * dim + e[:, None], mask=(second >= 0)[None, :] & there[:, None], other=0.0)
+        product += tl.dot(x, y, input_precision="ieee").to(tl.float64)
+        square_i += tl.sum(x * x, axis=1).to(tl.float64)
+        square_j += tl.sum(y * y, axis=0).to(tl.float64)
+    flat_i, flat_j = square_i <= FLAT, square_j <= FLAT
+    over_i = tl.where(flat_i, 0.0, 1.0 / tl.sqrt(tl.where(flat_i, 1.0, square_i)))
+    over_j = tl.where(flat_j, 0.0, 1.0 / tl.sqrt(tl.where(flat_j, 1.0, square_j)))
+    cosine = tl.minimum(product * over_i[:, None] * over_j[None, :], 1.0)  # 0 of a flat row
+    return tl.where(flat_i[:, None] & flat_j[None, :], 1.0, cosine)
 
 
 @triton.jit
-def _matrix(
-    products,  # [blocks, side, side] float32, i ≤ j
+def _covariance(
+    rows,  # [M, D] float32
+    inside,  # [M, D] float32 minus their group's mean, or None
     time,  # [M] int64
     key,  # [M] int64
-    known,  # [M] bool
-    offsets,  # [blocks + 1] int64
-    matrix,  # [blocks, side, side] float64, written: K + s + ρ I; the identity for what is no record
-    side,
-    width: tl.float64,
-    horizon: tl.float64,
-    noise: tl.float64,
-    common: tl.float64,  # s
+    first,  # [blocks, n] int64 records, or −1
+    second,  # [blocks, m] int64 likewise
+    out,  # [blocks, n, m] float64, written: C, exactly 1 on the diagonal of K; 0 for what is no record
+    n,
+    m,
+    dim,
+    rate: tl.float64,  # 1/ℓ
+    inverse: tl.float64,  # 1/θ, or 0
+    same: tl.float64,
+    weight: tl.float64,  # of the kernel inside groups
+    HAS_INSIDE: tl.constexpr,
     HAS_KEY: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    group = tl.program_id(2).to(tl.int64)
-    begin, end = _group(offsets, group)
-    n = end - begin
+    block = tl.program_id(2).to(tl.int64)
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
     j = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    live_i, live_j = i < n, j < n
-    live = live_i[:, None] & live_j[None, :]
-    base = products + group * side * side
-    low, high = tl.minimum(i[:, None], j[None, :]), tl.maximum(i[:, None], j[None, :])
-    product = tl.load(base + low * side + high, mask=live, other=0.0).to(tl.float64)
-    square_i = tl.load(base + i * side + i, mask=live_i, other=1.0).to(tl.float64)[:, None]
-    square_j = tl.load(base + j * side + j, mask=live_j, other=1.0).to(tl.float64)[None, :]
-    flat_i, flat_j = square_i <= FLAT, square_j <= FLAT
-    length = tl.sqrt(tl.where(flat_i, 1.0, square_i) * tl.where(flat_j, 1.0, square_j))
-    cosine = tl.where(2.0 * product >= square_i + square_j, 1.0, tl.minimum(product / length, 1.0))
-    cosine = tl.where(flat_i | flat_j, tl.where(flat_i & flat_j, 1.0, 0.0), cosine)
-    exponent = (cosine - 1.0) / width
-    if horizon > 0.0:
-        now = tl.load(time + begin + i, mask=live_i, other=0)
-        then = tl.load(time + begin + j, mask=live_j, other=0)
-        steps = (now[:, None] - then[None, :]).to(tl.float64) / horizon
-        exponent -= steps * steps / 2.0
-    same = i[:, None] == j[None, :]
-    found = tl.exp(exponent)
+    at_i = tl.load(first + block * n + i, mask=i < n, other=-1)
+    at_j = tl.load(second + block * m + j, mask=j < m, other=-1)
+    live_i, live_j = at_i >= 0, at_j >= 0
+    now = tl.load(time + at_i, mask=live_i, other=0)
+    then = tl.load(time + at_j, mask=live_j, other=0)
+    steps = (now[:, None] - then[None, :]).to(tl.float64) * inverse
+    closeness = rate + steps * steps * 0.5
+    itself = at_i[:, None] == at_j[None, :]
+    cosine = tl.where(itself, 1.0, _cosine(rows, at_i, at_j, dim, TILE))
+    found = tl.exp(cosine * rate - closeness) + same
+    if HAS_INSIDE:
+        cosine = tl.where(itself, 1.0, _cosine(inside, at_i, at_j, dim, TILE))
+        found += weight * tl.exp(cosine * rate - closeness)
     if HAS_KEY:
-        action_i = tl.load(key + begin + i, mask=live_i, other=0)
-        action_j = tl.load(key + begin + j, mask=live_j, other=0)
-        known_i = tl.load(known + begin + i, mask=live_i, other=0) != 0
-        known_j = tl.load(known + begin + j, mask=live_j, other=0) != 0
-        equal = (action_i[:, None] == action_j[None, :]) & known_i[:, None] & known_j[None, :]
-        found = tl.where(equal, found, 0.0)
-    found = tl.where(live, tl.where(same, 1.0 + noise, found) + common, tl.where(same, 1.0, 0.0))
-    tl.store(matrix + group * side * side + i[:, None] * side + j[None, :], found)
+        action_i = tl.load(key + at_i, mask=live_i, other=0)
+        action_j = tl.load(key + at_j, mask=live_j, other=0)
+        found = tl.where(action_i[:, None] == action_j[None, :], found, 0.0)
+    at = (block * n + i)[:, None] * m + j[None, :]
+    live = live_i[:, None] & live_j[None, :]
+    tl.store(out + at, tl.where(live, found, 0.0), mask=(i < n)[:, None] & (j < m)[None, :])
 
 
 @triton.jit(do_not_specialize=["n_trajectories"])
@@ -639,50 +697,3 @@ def _scale(
     found = tl.load(advantage + at, mask=live, other=0.0) * tl.load(factor + g)
     found = tl.minimum(tl.maximum(found, -_FLOAT32_MAX), _FLOAT32_MAX)
     tl.store(out + at, found.to(tl.float32), mask=live)
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    masked = {"HAS_TAKEN": True, "TILE": _RECORDS}
-    ids = {"group_offsets": "*i64", "taken": "*u1"}
-    yield _means, {"returns": "*fp32", **ids, "mean": "*fp64"}, masked, _OPTIONS
-    clusters = {"returns": "*fp32", "labels": "*i64", **ids, "mean": "*fp64", "value": "*fp64", "shrinkage": "fp64"}
-    yield _cluster_values, clusters, {"HAS_LABELS": True, **masked}, _OPTIONS
-    matrix = {"x": "*bf16", "row": "*i64"}
-    strides = {"dim": "i32", "row_stride": "i32"}
-    yield (
-        _lengths,
-        {**matrix, "scale": "*fp32", "reciprocal": "*fp64", **strides},
-        {"column_stride": 1, "COLUMNS": 1024},
-        _OPTIONS,
-    )
-    centred = {**matrix, "reciprocal": "*fp64", "offsets": "*i64", "z": "*fp32", **strides}
-    yield _centred, centred, {"column_stride": 1, **_CENTRE}, _OPTIONS
-    numbers = {"width": "fp64", "horizon": "fp64", "noise": "fp64", "common": "fp64"}
-    tiles = {
-        "products": "*fp32",
-        "time": "*i64",
-        "key": "*i64",
-        "known": "*u1",
-        "offsets": "*i64",
-        "matrix": "*fp64",
-        "side": "i32",
-        **numbers,
-    }
-    for has_key in (False, True):
-        yield _matrix, tiles, {"HAS_KEY": has_key, "TILE": _TILE}, _OPTIONS
-    yield (
-        _recursion,
-        {
-            "rewards": "*fp64", "value": "*fp64", "step": "*i64", "truncated": "*u1", "taken": "*u1",
-            "trajectory_offsets": "*i64", "out": "*fp64", "gamma": "fp64", "log_gamma": "fp64", "decay": "fp64",
-            "log_decay": "fp64", "n_trajectories": "i32",
-        },
-        {"HAS_STEP": True, "HAS_CUT": True, "HAS_TAKEN": True, "LANES": LANES},
-        _LANE_OPTIONS,
-    )  # fmt: skip
-    sums = {"square": "*fp64", "largest": "*fp64", "count": "*fp64"}
-    squares = {"advantage": "*fp64", "returns": "*fp32", "taken": "*u1", "group_offsets": "*i64", **sums}
-    yield _squares, squares, masked, _OPTIONS
-    scale = {"advantage": "*fp64", "factor": "*fp64", "taken": "*u1", "group_offsets": "*i64", "out": "*fp32"}
-    yield _scale, scale, masked, _OPTIONS
