@@ -329,6 +329,10 @@ CUT = """() => {
     if (node.scrollWidth > node.clientWidth) say("cut", node);
   for (const node of document.querySelectorAll("#groups td.text, #steps td.text"))
     if (node.clientWidth < 80) say("narrow", node);
+  for (const node of document.querySelectorAll(".rows")) {
+    const chosen = node.querySelector("[aria-selected=true]"), head = node.tHead.getBoundingClientRect();
+    if (chosen && chosen.getBoundingClientRect().top < head.bottom - 1) say("under the headings", chosen);
+  }
   const cells = document.querySelector("#cells"), right = cells.getBoundingClientRect().left + cells.clientWidth;
   const left = cells.querySelector("th").getBoundingClientRect().right;
   for (const node of cells.querySelectorAll(".cell .top span")) {

@@ -129,8 +129,11 @@ function reveal(node) {
     if (inner.left < left) panel.scrollLeft -= left - inner.left;
     if (inner.right > outer.right) panel.scrollLeft += inner.right - outer.right;
   }
-  if (inner.top < outer.top + 28) panel.scrollTop -= outer.top + 28 - inner.top;
-  if (inner.bottom > outer.bottom) panel.scrollTop += inner.bottom - outer.bottom + 28;
+  const head = (panel.querySelector("thead, h3") || node).offsetHeight;
+  const above = outer.top + head - inner.top, below = inner.bottom - outer.bottom;
+  if (node.matches(".turn")) panel.scrollTop -= above;  // to read from here on
+  else if (above > 0) panel.scrollTop -= above;
+  else if (below > 0) panel.scrollTop += below;
 }
 
 function select(table, key) {
@@ -690,7 +693,7 @@ const COURSE = [
   { name: "total reward", title: "mean of the rollouts' sums of rewards",
     of: ({ paths }) => average(paths.map(({ total }) => total).filter((total) => total !== null)) },
   { name: "steps", title: "mean number of steps of a rollout", of: ({ paths, rows }) => rows.length / paths.length },
-  { name: "groups with spread", title: "share of prompt groups whose rollouts have different sums of rewards",
+  { name: "with spread", title: "share of prompt groups whose rollouts have different sums of rewards",
     of: ({ groups }) => share(groups, ({ std }) => std > 0) },
   { name: "mean |A|", title: "of the advantage chosen above",
     of: ({ rows }) => average(rows.map((i) => Math.abs(columns.advantage[shown.estimator][i]))) },
