@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .backends import dispatch, threads
 from .backends.dispatch import Backend
@@ -32,8 +33,6 @@ from .inputs.layout import Layout
 from .inputs.values import raise_duplicates, unlike_first
 from .ops import compiled
 from .result import AdvantageResult
-
-Tensor = torch.Tensor
 
 
 def advantage(

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..result import AdvantageResult
 from ._recorder import texts_of
 from ._states import States
 from ._turns import Turns, keys_of
-
-Tensor = torch.Tensor
 
 # What may be said of each turn, and stands where nothing is, and where it does not fit the row's turns.
 ENTRIES = {"step_rewards": (0.0, math.nan), "observation": ("", "")}

@@ -19,12 +19,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from .records import Records
 from .schema import Kernel, Terms
-
-Tensor = torch.Tensor
-
 
 FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -7,10 +7,9 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .schema import LIMIT
-
-Tensor = torch.Tensor
 
 _NONE = torch.empty(0, dtype=torch.int64)
 

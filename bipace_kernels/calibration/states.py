@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..hidden._prompts import Prompts, prompts_of
 from ..hidden.extract import extract_layers
@@ -20,7 +21,6 @@ from ..inputs import checks
 from ..support.files import atomic_file
 from ..support.progress import progress_bar
 
-Tensor = torch.Tensor
 Pair = tuple[Layer, str]  # a layer and a pooling
 FORMAT = 1
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -28,7 +28,7 @@ _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int6
 
 def token_ids(prompts: Any, tokenizer: Any) -> list[list[int]]:
     """Token ids of each prompt: a text, chat messages, or token ids."""
-    if isinstance(prompts, (str, bytes, Mapping, torch.Tensor)) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, (str, bytes, Mapping, Tensor)) or not isinstance(prompts, Sequence):
         raise TypeError(
             "prompts must be a list of texts, of chat messages or of token ids without padding, got "
             f"{checks.type_name(prompts)}; split a padded tensor into rows by its mask."

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 
 @dataclass(frozen=True)

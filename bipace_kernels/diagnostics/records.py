@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+from torch import Tensor
 
 from ..inputs import checks
 from ..inputs.columns import Inputs
@@ -15,8 +15,6 @@ from ..inputs.values import check_fingerprint, raise_copies, raise_episode_retur
 
 if TYPE_CHECKING:
     from ..result import AdvantageResult
-
-Tensor = torch.Tensor
 
 
 class RecordSource(Protocol):

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ..backends import dispatch, threads
 from ..backends.contract import FINGERPRINT_DTYPES
@@ -42,7 +43,6 @@ from .ranks import Ranks
 
 __all__ = ["advantage", "cluster", "plan_owners"]
 
-Tensor = torch.Tensor
 Ints = npt.NDArray[np.int64]
 Given = dict[str, Any]
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 T = TypeVar("T")
-Tensor = torch.Tensor
 _KINDS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}  # an InputTypeError is both
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..backends.dispatch import Backend
 from ..backends.records import Records
@@ -14,8 +15,6 @@ from ..inputs.layout import Layout
 from ..inputs.observations import observation_texts
 from ..inputs.transfer import to_device
 from .memory import ValueMemory
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..inputs import checks
 from ._pool import Spans
 from .layers import arguments_of
 from .positions import Positions, last_tokens, positions_of
-
-Tensor = torch.Tensor
 
 
 class Consumer:

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..inputs import checks
 from .layers import arguments_of, attention_of, unwrap
-
-Tensor = torch.Tensor
 
 POOLINGS = ("last", "mean", "attention")
 CHUNK = 1 << 22  # numbers in float64 at a time: 32 MiB, far below a block's own memory

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..inputs import checks
 from .positions import Positions, mask_matrix, positions_of
-
-Tensor = torch.Tensor
 
 # Default number of tokens of one forward, which determines the memory: the inside of a block, over a whole
 # micro-batch.  Matrix products of a CPU are at full speed from a few hundred tokens on (two cores, 28 blocks of width

@@ -8,11 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .layers import Decoder, text_config
-
-Tensor = torch.Tensor
 
 # Recognized by name, so that no missing package is imported: FSDP 1 and 2, and ZeRO-3's parameters.
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")

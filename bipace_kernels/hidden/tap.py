@@ -9,15 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from ..backends import dispatch
 from ._forward import Consumer, hidden_of
 from ._pool import Spans, check_block, check_dtype, check_poolings, pool, scores_of
 from .layers import Decoder, Layer, find_decoder, layer_of, layers_of, unwrap
 from .positions import Positions
-
-Tensor = torch.Tensor
 
 
 def tap(

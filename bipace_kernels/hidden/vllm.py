@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..inputs import checks
 from .layers import Layer, layers_of
-
-Tensor = torch.Tensor
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # safetensors' names
 POLL_S = 0.01

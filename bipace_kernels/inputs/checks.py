@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..backends.contract import FINGERPRINT_DTYPES as FINGERPRINT_DTYPES
 from ..backends.schema import LIMIT
 from ..support.errors import InputError, Named, Rows
-
-Tensor = torch.Tensor
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
 
@@ -49,7 +48,7 @@ def type_name(value: object) -> str:
 
 def length(value: Any, name: str) -> int:
     """Number of rows of an argument that has a length."""
-    if isinstance(value, (torch.Tensor, np.ndarray)):
+    if isinstance(value, (Tensor, np.ndarray)):
         if value.ndim == 0:
             raise ValueError(f"{name} must have one entry per row, got a scalar; put it into a list.")
         return value.shape[0]
@@ -61,7 +60,7 @@ def length(value: Any, name: str) -> int:
 
 
 def check_length(value: Any, name: str, n: int) -> None:
-    got = value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else length(value, name)
+    got = value.shape[0] if isinstance(value, Tensor) and value.ndim else length(value, name)
     if got != n:
         raise ValueError(f"{name} must have one entry per row, N = {n} like group, got {got}.")
 
@@ -74,12 +73,12 @@ def path(value: Any, name: str) -> Path:
 
 def to_tensor(value: Any, name: str, wish: str) -> Tensor:
     """A detached tensor of a tensor, a NumPy array or a list of numbers; never the caller's memory made writable."""
-    if isinstance(value, (list, tuple)) and value and all(isinstance(v, torch.Tensor) for v in value):
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, Tensor) for v in value):
         shapes = {tuple(v.shape) for v in value}
         if len(shapes) > 1:
             raise ValueError(f"{name} must be {wish}, got tensors of {len(shapes)} shapes, e.g. {sorted(shapes)[:2]}.")
         value = torch.stack([check_dense(v, name).detach() for v in value])
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         tensor: Tensor = check_dense(value, name)
         if tensor.requires_grad:
             tensor = tensor.detach()
@@ -154,7 +153,7 @@ def real_vector(value: Any, name: str, n: int) -> Tensor:
 def integer_vector(value: Any, name: str, n: int, like: str = "group") -> Tensor:
     """[N] int64 from any integer dtype; bool and floats are refused."""
     tensor = to_tensor(value, name, "integers, one per row")
-    if tensor.numel() == 0 and not isinstance(value, (torch.Tensor, np.ndarray)):
+    if tensor.numel() == 0 and not isinstance(value, (Tensor, np.ndarray)):
         tensor = tensor.to(torch.int64)
     check_vector(tensor, name, n, like)
     if tensor.dtype == torch.uint64:  # only on a GPU, where reading the largest value would synchronize
@@ -193,9 +192,7 @@ def fingerprint_matrix(value: Any, n: int, name: str = "fingerprint") -> Tensor:
         raise ValueError(f"{name} must have shape [N, D] with N = {n} like group, got {list(tensor.shape)}{cure}.")
     if tensor.shape[1] == 0:
         raise ValueError(f"{name} must have at least one feature, got shape {list(tensor.shape)}.")
-    if tensor.dtype == torch.float64 or (
-        not isinstance(value, (torch.Tensor, np.ndarray)) and tensor.dtype in _INTEGERS
-    ):
+    if tensor.dtype == torch.float64 or (not isinstance(value, (Tensor, np.ndarray)) and tensor.dtype in _INTEGERS):
         return tensor.to(torch.float32)
     if tensor.dtype not in FINGERPRINT_DTYPES:
         raise TypeError(
@@ -214,7 +211,7 @@ def shown(value: Any) -> str:
     """A value for a message; of tensors and long integers only their kind."""
     if isinstance(value, int) and value.bit_length() > 64:
         return "an integer of more than 64 bits"
-    return type_name(value) if isinstance(value, (torch.Tensor, np.ndarray)) else repr(value)
+    return type_name(value) if isinstance(value, (Tensor, np.ndarray)) else repr(value)
 
 
 def texts(values: Any, name: str, kinds: tuple[type, ...], cure: str = "render it first") -> tuple[Any, ...]:
@@ -235,7 +232,7 @@ def texts(values: Any, name: str, kinds: tuple[type, ...], cure: str = "render i
 
 def take_rows(values: Any, rows: Tensor) -> Any:
     """Some rows [M] int64 of a tensor, an array or a sequence."""
-    if isinstance(values, torch.Tensor):
+    if isinstance(values, Tensor):
         unsigned = values.dtype in (torch.uint16, torch.uint32, torch.uint64)  # which index_select does not take
         return values[rows] if unsigned else values.index_select(0, rows)
     if isinstance(values, np.ndarray):
@@ -247,9 +244,9 @@ def one_device(arguments: dict[str, Any]) -> torch.device:
     """The device that all tensors share; the CPU if there are no tensors."""
     found: dict[torch.device, str] = {}
     for name, value in arguments.items():
-        several = isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor)
+        several = isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor)
         for item in value if several else [value]:
-            if isinstance(item, torch.Tensor):
+            if isinstance(item, Tensor):
                 found.setdefault(item.device, name)
     if len(found) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in found.items())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..config import PRESETS, Config
 from ..estimators.memory import ValueMemory
@@ -17,8 +18,6 @@ from .layout import Layout, check_layout
 from .layout import layout as make_layout
 from .observations import observation_codes
 from .transfer import to_device
-
-Tensor = torch.Tensor
 
 
 @dataclass

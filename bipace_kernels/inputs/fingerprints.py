@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..backends import dispatch
 from ..backends import threads as _threads
@@ -18,8 +19,6 @@ from .layout import Layout, check_layout
 from .layout import layout as make_layout
 from .transfer import to_device
 from .values import check_fingerprint
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)

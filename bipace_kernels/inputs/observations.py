@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..support.errors import InputError, InputTypeError, Named, Rows
 from . import checks
 from .ids import as_sequence, is_integer, number_objects
 from .layout import Layout
 from .transfer import to_host
-
-Tensor = torch.Tensor
 
 
 def observation_codes(observation: Any, lay: Layout) -> Tensor:
@@ -36,7 +35,7 @@ def observation_codes(observation: Any, lay: Layout) -> Tensor:
 def observation_texts(observation: Any, lay: Layout, longest: int) -> list[str]:
     """[M] the observations of the records, in processing order, all of them as check_text() wants."""
     items = as_sequence(observation, "observation")
-    if isinstance(items, (np.ndarray, torch.Tensor)):
+    if isinstance(items, (np.ndarray, Tensor)):
         items = items.tolist()
     texts = []
     for row in lay.order.tolist():

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 _ALIGNED = 128  # bytes: a transaction of the device; Triton compiles one kernel for all pointers so aligned
 
@@ -83,9 +82,9 @@ def _part(buffer: Tensor, start: int, like: Tensor) -> Tensor:
 
 def to_host(values: Sequence[Any]) -> list[Any]:
     """The same values with every GPU tensor copied to the CPU; synchronizes at most once."""
-    device = next((v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda), None)
+    device = next((v.device for v in values if isinstance(v, Tensor) and v.is_cuda), None)
     if device is None:
         return list(values)
-    out = [v.detach().to("cpu", non_blocking=True) if isinstance(v, torch.Tensor) and v.is_cuda else v for v in values]
+    out = [v.detach().to("cpu", non_blocking=True) if isinstance(v, Tensor) and v.is_cuda else v for v in values]
     torch.cuda.current_stream(device).synchronize()
     return out

@@ -7,13 +7,12 @@ synchronize: they stay with the result, and `AdvantageResult.check()` and `metri
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..backends.records import out_of_range
 from ..support.errors import InputError, Named, Rows
 from . import checks
 from .layout import Layout
-
-Tensor = torch.Tensor
 
 SET_ASIDE = Named("on_invalid", ("singleton",), in_config=True)
 SPOILT_CURE = "correct the rows, or set {} to set their trajectories aside."

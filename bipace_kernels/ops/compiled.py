@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..config import Config
 from ..diagnostics.records import Records, Unread
@@ -16,8 +17,6 @@ from ..inputs.columns import check_config, check_inputs, check_present
 from ..inputs.layout import Layout
 from ..result import AdvantageResult
 from ..support.handles import handle_of
-
-Tensor = torch.Tensor
 
 #: Of the op: its tensor arguments, and the columns of an AdvantageResult that it returns before V̂, flags and checks.
 _GIVEN = ("rewards", "returns", "episode_return", "fingerprint", "observation")

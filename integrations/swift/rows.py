@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from .._rollout_rows import RolloutRows
 
-Tensor = torch.Tensor
 # What a scheduler may write into rollout_infos, one entry per turn; of `truncated` one bool.
 INFOS = {"step_rewards": "step_rewards", "observation": "observations", "truncated": "truncated"}
 

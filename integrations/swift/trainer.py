@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from swift.rlhf_trainers import GRPOTrainer
+from torch import Tensor
 
 import bipace_kernels as bk
 
@@ -22,7 +23,6 @@ from .._turns import Turns
 from .._versions import check_version
 from .rows import INFOS, rows_of
 
-Tensor = torch.Tensor
 WHERE = "BiPACE's "
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
@@ -20,8 +21,6 @@ from ...hidden.tap import Tap, expect
 from .._states import no_hidden, tap_of
 from .._turns import Turns
 from .estimator import HIDDEN, IDS, LABELS, NAME, WHERE
-
-Tensor = torch.Tensor
 
 
 def turns_of(batch: Any) -> Positions:

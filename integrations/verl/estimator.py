@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from ...config import PRESETS
 from .._rollout_rows import RolloutRows
@@ -20,7 +20,6 @@ from .._settings import Settings
 from .._states import States, file_of
 from .._versions import check_version
 
-Tensor = torch.Tensor
 Job = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NAME, WHERE = "bipace", "algorithm.bipace."
 HIDDEN, LABELS, IDS = "bipace_hidden", "bipace_labels", "bipace_ids"  # additional outputs and inputs of workers

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .. import threads
 from ..native_loader import load
 from ..records import Records
-
-Tensor = torch.Tensor
 
 
 def episode_advantage(

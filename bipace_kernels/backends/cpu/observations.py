@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..native_loader import load
 from ..records import Records
-
-Tensor = torch.Tensor
 
 
 def cluster_exact(records: Records, codes: Tensor) -> Tensor:

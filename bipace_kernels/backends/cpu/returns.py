@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .. import threads
 from ..native_loader import load
 from ..records import Records
 from ..schema import LIMIT
-
-Tensor = torch.Tensor
 
 
 def discounted_returns(records: Records, rewards: Tensor, gamma: float) -> Tensor:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .. import threads
 from ..native_loader import load
 from ..records import Records
 from ..schema import KERNELS
-
-Tensor = torch.Tensor
 
 
 def step_advantage(

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from .. import cuda_loader
 
-Tensor = torch.Tensor
 Word = Tensor | int | float | None
 
 SOURCES = Path(__file__).resolve().parents[2] / "csrc"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ..records import Records
 from ..triton.clusters import Rows, scan_rows, sweep_with
@@ -21,8 +22,6 @@ from . import gram, scan
 from ._launch import launch
 
 __all__ = ["cluster_cosine", "cluster_sweep", "scan_rows"]
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ import functools
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ._launch import launch, provider
-
-Tensor = torch.Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # csrc/cuda/gram.cu
 UNIT = 128  # sides of matrices are multiples of it, and columns of a tile

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..triton.clusters import on_device
 from . import _launch
 from ._launch import launch
 from .gram import Groups
-
-Tensor = torch.Tensor
 
 PANEL = 32
 _THREADS = 512

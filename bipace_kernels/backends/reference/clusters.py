@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ..records import Records
 from ..schema import BAND
 
-Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
 
 SMALLEST = 1e-3  # a centroid does not change if its new vector would be shorter

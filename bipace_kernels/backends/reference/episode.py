@@ -7,10 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..records import Records
-
-Tensor = torch.Tensor
 
 
 def episode_advantage(

@@ -6,10 +6,9 @@ from collections.abc import Hashable, Sequence
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from ..records import Records, runs
-
-Tensor = torch.Tensor
 
 
 def _number(keys: Sequence[Hashable]) -> list[int]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from ..records import Records
 from ..schema import LIMIT
-
-Tensor = torch.Tensor
 
 
 def discounted_returns(records: Records, rewards: Tensor, gamma: float) -> Tensor:

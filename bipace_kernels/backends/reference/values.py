@@ -6,12 +6,11 @@ import math
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..records import Records
 from ..schema import Branch
 from .episode import centred, mean_and_sigma, mean_of
-
-Tensor = torch.Tensor
 
 
 def step_advantage(

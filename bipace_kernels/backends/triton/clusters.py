@@ -15,14 +15,13 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..records import Records
 from ..schema import BAND
 from . import equal, gram, rows, scan
 from ._launch import ceil_div, device_guard
 from .numbering import dense_labels
-
-Tensor = torch.Tensor
 
 #: Float32 values of the Gram matrices, and of the scan's state under a sweep, that are made at a time: 1 GiB.
 ROOM = 1 << 28

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..records import Records
 from ._launch import device_guard
-
-Tensor = torch.Tensor
 
 # UNROLL trajectories are loaded concurrently: at 8 the predicates no longer fit and spill.  ROWS × COLUMNS trajectories
 # and steps are written at a time.

@@ -6,14 +6,12 @@ the search continues after that record.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..records import Records
 from ._launch import ceil_div, device_guard
-
-Tensor = torch.Tensor
 
 RECORDS = 16  # of a program
 _OPTIONS = {"RECORDS": RECORDS, "OTHERS": 64, "COLUMNS": 64, "num_warps": 4, "enable_fp_fusion": False}

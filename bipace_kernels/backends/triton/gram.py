@@ -12,10 +12,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ._launch import ceil_div
-
-Tensor = torch.Tensor
 
 FUSED = True  # only dot products are computed, with one rounding per product
 UNIT = 128  # the side of a Gram matrix is a multiple of this, which every tile's side and the width of a load divide

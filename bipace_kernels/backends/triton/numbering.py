@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ._launch import device_guard
-
-Tensor = torch.Tensor
 
 FEW = 8192  # records that one program numbers by itself: one launch, where torch's operators take eight
 _OPTIONS = {"num_warps": 16, "enable_fp_fusion": False}

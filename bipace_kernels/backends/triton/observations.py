@@ -8,11 +8,10 @@ integer.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..records import Records
 from .numbering import dense_labels
-
-Tensor = torch.Tensor
 
 
 def cluster_exact(records: Records, codes: Tensor) -> Tensor:

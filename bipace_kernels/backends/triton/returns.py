@@ -11,12 +11,11 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..records import Records, out_of_range
 from ..schema import LIMIT
 from ._launch import ceil_div, device_guard
-
-Tensor = torch.Tensor
 
 LANES = 32  # trajectories of a program: one warp, so that many small programs spread over the GPU
 UNROLL = 8  # steps loaded concurrently; a step's arithmetic is short compared with its load

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ._launch import ceil_div, device_guard
-
-Tensor = torch.Tensor
 
 USABLE, ALONE, NOT_TAKEN = 0, 1, 2  # `kind` of a record
 INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # its bits

@@ -25,12 +25,11 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..records import Records
 from ..schema import BAND
 from .gram import UNIT
-
-Tensor = torch.Tensor
 
 PANEL = 32  # records of a panel: S of one cluster at all of them is one line of the cache
 

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..records import Records
 from ..schema import Branch
 from ._launch import ceil_div, device_guard
-
-Tensor = torch.Tensor
 
 LANES = 64  # records of a program: at 400 records per group, small programs fill more of the GPU than large ones
 UNROLL = 8  # records loaded concurrently
