@@ -16,26 +16,14 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The records of a batch in processing order: their places, sizes and masks, with the tensors on one device.
+    """The records of a batch in processing order: the fields of `Layout`, with the tensors on one device, and masks.
 
     Made by `Layout.on()`; the chain adds the masks.  Sizes are plain ints, so reading them does not synchronize.  A
     stage reads only what its docstring names, so the others may be left out.
 
     device                 where the tensors are
-    n_rows                 N, rows that the caller passes
-    n_records              M ≤ N, rows that take part
-    n_groups               G
-    n_trajectories         T
-    longest_group          most records in one group
-    longest_trajectory     most records in one trajectory
-    order                  [M] int64   row of each record
-    group_offsets          [G+1] int64   records of group g are group_offsets[g] : group_offsets[g+1]
-    trajectory_offsets     [T+1] int64   likewise of trajectories
-    group_trajectories     [G+1] int64   trajectories of group g
     source                 [N] int64   record whose results each row gets: its own, or that of its step; −1: none
     step                   [M] int64 or None   rising in a trajectory; None: neighbours are one step apart
-    first                  [M] int64 or None   the first record with the same ids; None without duplicates
-    valid                  [N] bool or None
     usable                 [M] bool or None   False where the fingerprint has no direction: a cluster of its own
     taken                  [M] bool or None   False for records set aside.  Only on a GPU, like the next: on the CPU
                            they are removed before the stages run

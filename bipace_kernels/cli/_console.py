@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -70,7 +71,6 @@ def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = ""
 @contextmanager
 def user_errors() -> Iterator[None]:
     """Turns CliError, a missing package, Ctrl-C and SIGTERM into exit statuses; everything inside has cleaned up."""
-    import typer
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

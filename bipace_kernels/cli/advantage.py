@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.progress import Progress
+
+import bipace_kernels as bk
 
 from ..backends.schema import Branch
 from ..config import PRESETS, Config
@@ -22,11 +25,6 @@ from ..support.errors import InputError, Named, Rows
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, plain, progress, stage, stdout
 from .outcomes import format_r2
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    import bipace_kernels as bk
 
 BRANCHES = tuple(branch.name.lower() for branch in Branch)
 ACTION_MODES = ("text", "action_tag", "first_n")
@@ -56,8 +54,6 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
 
 def run(given: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
-    import bipace_kernels as bk
-
     options, columns = SimpleNamespace(**given), rollouts.Columns.of(given)
     changes = {field.name: given[field.name] for field in fields(bk.Config) if field.name in given}
     state = states.State.parse(options.state)
@@ -140,8 +136,6 @@ def _check_options(
 
 def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: SimpleNamespace) -> Any:
     """The result of `bipace_kernels.advantage()` for these records."""
-    import bipace_kernels as bk
-
     arguments = shared_arguments(records, options.action_mode, options.backend, options.threads)
     if config.needs_fingerprint and records.fingerprint is not None:
         arguments["fingerprint"] = states.hidden_states(records)
@@ -164,8 +158,6 @@ def check_sources(action_mode: str, fingerprint: str | None, columns: rollouts.C
 
 def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str, threads: int | None) -> dict[str, Any]:
     """The arguments of `bipace_kernels.advantage()` that do not depend on the partition."""
-    import bipace_kernels as bk
-
     valid = None if records.valid is None else np.array(records.valid, bool)
     shared: dict[str, Any] = {"rewards": np.array(records.reward, np.float64)}
     shared |= {"backend": backend, "num_threads": threads}
@@ -233,8 +225,6 @@ def metadata(
     records: rollouts.Rollouts, config: bk.Config, state: states.State, options: SimpleNamespace
 ) -> dict[str, Any]:
     """Everything needed to reproduce the table: version, configuration, inputs."""
-    import bipace_kernels as bk
-
     return {
         "version": bk.__version__,
         "config": asdict(config),

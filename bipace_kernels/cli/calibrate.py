@@ -8,6 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+import typer
+
+import bipace_kernels as bk
+
 from ..calibration.result import HEADINGS
 from ..support import files, optional
 from . import output
@@ -17,10 +22,6 @@ from .rollouts import json_lines
 
 def run(given: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
-    import typer
-
-    import bipace_kernels as bk
-
     options = SimpleNamespace(**given)
     radii, layers = _numbers(options.epsilons), _layers(options.layers)
     output.check_folder(options.out, "--out")
@@ -104,8 +105,6 @@ def load_model(folder: str, options: SimpleNamespace) -> tuple[Any, Any]:
             f"{folder} must be a folder of a Hugging Face model, but it has no config.json; download a model first."
         )
     transformers = optional.need("transformers", "bipace calibrate")
-    import torch
-
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype, None)
     if dtype != "auto" and dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise CliError(f"--dtype must be auto, float32, bfloat16 or float16, got {options.dtype!r}.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -19,13 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
+from ..calibration.result import Calibration
+from ..hidden import Layer
 from ..support import png
 from ._console import number
-
-if TYPE_CHECKING:
-    from ..calibration.result import Calibration
-    from ..hidden import Layer
-    from .outcomes import Outcome
+from .outcomes import Outcome
 
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, BLACK, DARK = "#56B4E9", "#CC79A7", "#000000", "#333333"

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+import torch
 import typer
 
-from ..backends import dispatch
+import bipace_kernels as bk
+
+from ..backends import dispatch, native_loader
 from ._console import grid, stdout
 
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "typer", "rich", "matplotlib", "scikit-learn")
@@ -19,10 +22,6 @@ PACKAGES = ("torch", "triton", "numpy", "pyarrow", "typer", "rich", "matplotlib"
 
 def gather() -> dict[str, Any]:
     """Everything the command shows, JSON-able."""
-    import torch
-
-    import bipace_kernels as bk
-
     return {
         "bipace_kernels": bk.__version__,
         "python": platform.python_version(),
@@ -79,8 +78,6 @@ def _cpu_model() -> str:
 
 def _instruction_set() -> str:
     """The instruction set that the compiled kernels use here."""
-    from bipace_kernels.backends import native_loader
-
     try:
         return str(native_loader.load().isa())
     except (ImportError, AttributeError):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import bipace_kernels as bk
 
 from ..features.embedders import EMBEDDERS
 from ._console import number
-
-if TYPE_CHECKING:
-    import bipace_kernels as bk
 
 BAND = (4, 8)  # target median cluster size; that of bk.choose_epsilon()
 Z95 = 1.96  # standard errors to both sides of value R²

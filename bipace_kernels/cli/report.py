@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from rich.progress import Progress
 
 import bipace_kernels as bk
 
@@ -26,9 +27,6 @@ from . import output, rollouts, states
 from ._console import CliError, grid, notes, plain, progress, stage, stdout
 from .advantage import check_sources, read_records, refused, shared_arguments
 from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, format_r2, table_rows
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs by default
 INSPECTOR = "inspector.html"

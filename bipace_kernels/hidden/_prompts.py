@@ -89,7 +89,12 @@ def prompts_of(
             does not synchronize; on a GPU an id that is too high would kill the process
     """
     if isinstance(input_ids, (list, tuple)) and not any(isinstance(row, numbers.Number) for row in input_ids):
-        rows = _ragged(input_ids, attention_mask)
+        if attention_mask is not None:
+            raise ValueError(
+                "attention_mask is for input_ids of shape [B, T]; leave it out with a list of token ids per row."
+            )
+        named = [(row, f"input_ids[{i}]") for i, row in enumerate(input_ids)]
+        rows = [checks.integer_vector(row, name, checks.length(row, name)).cpu().long() for row, name in named]
         first, widths = [0] * len(rows), [len(row) for row in rows]
     else:
         rows, first, width = _padded(input_ids, attention_mask)
@@ -170,15 +175,6 @@ def _check_ids(row: Tensor, n_ids: int, name: str) -> None:
             f"{name} must hold token ids from 0 to {n_ids - 1}, the range of the model's embedding, got "
             f"{int(outside[0])}; use the model's own tokenizer, and mask padding out."
         )
-
-
-def _ragged(input_ids: Sequence[Any], attention_mask: Any) -> list[Tensor]:
-    if attention_mask is not None:
-        raise ValueError(
-            "attention_mask is for input_ids of shape [B, T]; leave it out with a list of token ids per row."
-        )
-    named = [(row, f"input_ids[{i}]") for i, row in enumerate(input_ids)]
-    return [checks.integer_vector(row, name, checks.length(row, name)).cpu().long() for row, name in named]
 
 
 def _padded(input_ids: Any, attention_mask: Any) -> tuple[list[Tensor], list[int], int]:

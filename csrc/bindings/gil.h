@@ -20,7 +20,7 @@ inline void prepare_unwinding() {
 // Releases the GIL during its lifetime; Ctrl-C ends the kernel inside by Interrupted, with Python's error set.
 class GilReleased {
  public:
-  GilReleased() : state_(PyEval_SaveThread()), asking_(&GilReleased::ask, this) {}
+  GilReleased() : state_(PyEval_SaveThread()), polling_(&GilReleased::ask, this) {}
   ~GilReleased() { take(); }
 
  private:
@@ -46,7 +46,7 @@ class GilReleased {
   }
 
   PyThreadState* state_;
-  Asking asking_;
+  Polling polling_;
 };
 
 }  // namespace bipace

@@ -40,15 +40,8 @@ void cluster_similar_binding(const py::tuple& texts, Address group_offsets, int6
   cluster_similar(views.data(), offsets, n_groups, similarity, n_threads, pointer<int64_t>(labels));
 }
 
-double similarity_ratio_binding(const py::str& a, const py::str& b) {
-  return similarity_ratio(view(a.ptr(), 0), view(b.ptr(), 1));
-}
-
 }  // namespace
 
-void bind_similar(py::module_& m) {
-  m.def("cluster_similar", &cluster_similar_binding);
-  m.def("similarity_ratio", &similarity_ratio_binding);
-}
+void bind_similar(py::module_& m) { m.def("cluster_similar", &cluster_similar_binding); }
 
 }  // namespace bipace

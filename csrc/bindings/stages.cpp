@@ -7,7 +7,6 @@
 #include "cpu/ngrams.h"
 #include "cpu/observations.h"
 #include "cpu/returns.h"
-#include "cpu/sweep.h"
 #include "cpu/values.h"
 
 namespace bipace {

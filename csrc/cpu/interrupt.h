@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 
 namespace bipace {
 
@@ -14,30 +15,25 @@ void poll_interrupt();
 
 constexpr int kPollEvery = 50;  // ms
 
-// During its lifetime, poll_interrupt() of this thread calls ask(context); true: the call must end.
-class Asking {
- public:
-  using Ask = bool (*)(void* context);
-  Asking(Ask ask, void* context);
-  ~Asking();
-  Asking(const Asking&) = delete;
-  Asking& operator=(const Asking&) = delete;
-
- private:
-  Ask ask_before_;
-  void* context_before_;
+// What poll_interrupt() of a thread goes by; null: nothing.
+struct Polled {
+  bool (*ask)(void* context) = nullptr;  // true: the call must end
+  void* context = nullptr;
+  std::chrono::steady_clock::time_point next;  // when to ask again
+  const std::atomic<bool>* stop = nullptr;     // set: the call must end
 };
 
-// During its lifetime, poll_interrupt() of this thread throws if the flag is set.
-class Following {
+// During its lifetime, poll_interrupt() of this thread also calls ask(context), or also reads the flag.
+class Polling {
  public:
-  explicit Following(const std::atomic<bool>* stop);
-  ~Following();
-  Following(const Following&) = delete;
-  Following& operator=(const Following&) = delete;
+  Polling(bool (*ask)(void* context), void* context);
+  explicit Polling(const std::atomic<bool>* stop);
+  ~Polling();
+  Polling(const Polling&) = delete;
+  Polling& operator=(const Polling&) = delete;
 
  private:
-  const std::atomic<bool>* before_;
+  Polled before_;
 };
 
 }  // namespace bipace

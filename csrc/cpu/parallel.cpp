@@ -85,7 +85,7 @@ class Pool {
   }
 
   void work(int worker) {
-    const Following following(&stop_);
+    const Polling polling(&stop_);
     try {
       for (;;) {
         poll_interrupt();

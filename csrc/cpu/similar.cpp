@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -18,7 +17,6 @@ namespace {
 // difflib drops an element from its index of b when b has at least this many elements and more than 1 % + 1 are equal.
 constexpr int32_t kPopularMinimum = 200;
 constexpr int64_t kWorkBetweenPolls = 1 << 20;  // some milliseconds
-constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
 
 // The ratio by the same operations as in Python, so that comparing it with a threshold gives the same result.
 double ratio_of(int64_t matches, int64_t total) {
@@ -268,16 +266,6 @@ int64_t cluster_group(Matcher& matcher, const Text* texts, int64_t n, double sim
 }
 
 }  // namespace
-
-double similarity_ratio(const Text& a, const Text& b) {
-  Matcher matcher;
-  std::vector<int32_t> symbols;
-  matcher.encode(b, symbols);
-  const Index index = matcher.index(symbols);
-  matcher.encode(a, symbols);
-  matcher.set_a(symbols);
-  return ratio_of(matcher.matches(index, kWhole, 0), a.size + b.size);
-}
 
 void cluster_similar(const Text* texts, const int64_t* group_offsets, int64_t n_groups, double similarity,
                      int n_threads, int64_t* labels) {

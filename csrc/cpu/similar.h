@@ -12,12 +12,9 @@ struct Text {
   int width;     // bytes per code point: 1, 2 or 4
 };
 
-// SequenceMatcher(None, a, b).ratio(), the same double.
-double similarity_ratio(const Text& a, const Text& b);
-
 // Labels [M]: inside each group, in the order given, a text joins the oldest cluster whose first member b satisfies
-// similarity_ratio(text, b) >= similarity, else it seeds one.  Dense over the batch, numbered by first appearance.
-// Threads share the groups; labels do not depend on their number.  similarity must be at most 1.
+// SequenceMatcher(None, text, b).ratio() >= similarity, else it seeds one.  Dense over the batch, numbered by first
+// appearance. Threads share the groups; labels do not depend on their number.  similarity must be at most 1.
 void cluster_similar(const Text* texts,             // [M]
                      const int64_t* group_offsets,  // [G+1]
                      int64_t n_groups, double similarity, int n_threads,

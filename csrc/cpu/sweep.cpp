@@ -5,8 +5,6 @@
 //     S[k, j] += d S[k, j] + (b/u) G[i, j]   for all records j still to come,
 //
 // in float64: sums in float32 would not change where many members move a centroid by less than a rounding.
-#include "cpu/sweep.h"
-
 #include <algorithm>
 #include <memory>
 #include <vector>

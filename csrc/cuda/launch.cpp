@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -44,7 +45,7 @@ bool sticks(cudaError_t error) {
   }
 }
 
-Status failed(const Kernel& kernel, const Shape& shape, cudaError_t error) {
+std::runtime_error failed(const Kernel& kernel, const Shape& shape, cudaError_t error) {
   cudaGetLastError();  // else the next launch would report this one's error
   std::string text = described(kernel, shape) + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
   if (sticks(error)) {
@@ -56,7 +57,7 @@ Status failed(const Kernel& kernel, const Shape& shape, cudaError_t error) {
              error == cudaErrorUnsupportedPtxVersion) {
     text += std::string(". This build has kernels for ") + built() + ", and the GPU can run none of them";
   }
-  return Status::error(text);
+  return std::runtime_error(text);
 }
 
 // Makes a GPU the current one of the calling thread, to this runtime too.  The runtime is linked into this module and
@@ -96,15 +97,16 @@ const Kernel* find(const char* name) {
 
 // The runtime is linked into this module, so its last error is only ours: torch neither sees nor clears it.  Errors
 // that persist in the context are returned by the launch itself.
-Status launch(const Kernel& kernel, const Shape& shape, const void* struct_of_args, size_t n_bytes, int device,
-              void* stream) {
+void launch(const Kernel& kernel, const Shape& shape, const void* struct_of_args, size_t n_bytes, int device,
+            void* stream) {
   if (n_bytes != kernel.args_bytes) {
-    return Status::error(described(kernel, shape) + " takes " + std::to_string(kernel.args_bytes / sizeof(uint64_t)) +
-                         " arguments, got " + std::to_string(n_bytes / sizeof(uint64_t)));
+    throw std::runtime_error(described(kernel, shape) + " takes " +
+                             std::to_string(kernel.args_bytes / sizeof(uint64_t)) + " arguments, got " +
+                             std::to_string(n_bytes / sizeof(uint64_t)));
   }
   cudaError_t error = make_current(device);
   if (error == cudaSuccess && shape.shared > kSharedWithoutAsking) error = allow_shared(kernel, shape.shared, device);
-  if (error != cudaSuccess) return failed(kernel, shape, error);
+  if (error != cudaSuccess) throw failed(kernel, shape, error);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y), 1);
   config.blockDim = dim3(static_cast<unsigned>(shape.threads), 1, 1);
@@ -112,7 +114,7 @@ Status launch(const Kernel& kernel, const Shape& shape, const void* struct_of_ar
   config.stream = static_cast<cudaStream_t>(stream);
   void* args[] = {const_cast<void*>(struct_of_args)};  // the struct itself is the kernel's one argument
   error = cudaLaunchKernelExC(&config, kernel.entry, args);
-  return error == cudaSuccess ? Status::ok() : failed(kernel, shape, error);
+  if (error != cudaSuccess) throw failed(kernel, shape, error);
 }
 
 Versions versions() {

@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/status.h"
-
 namespace bipace {
 namespace cuda {
 
@@ -28,8 +26,8 @@ struct Shape {
 };
 
 // Launches on a GPU, by its index in this process, and a stream of it, from any thread, without synchronizing.  `args`
-// is the kernel's struct.  An error names the kernel and its shape.
-Status launch(const Kernel& kernel, const Shape& shape, const void* args, size_t n_bytes, int device, void* stream);
+// is the kernel's struct.  Throws std::runtime_error, which names the kernel and its shape.
+void launch(const Kernel& kernel, const Shape& shape, const void* args, size_t n_bytes, int device, void* stream);
 
 // Driver found and runtime built in, as CUDA numbers them (13000: 13.0); a driver of 0: there is none.
 struct Versions {

@@ -73,20 +73,8 @@ def add_lane(accumulator, word):
 
 
 @triton.jit
-def add_word(hash, word):  # the 8 bytes of a tail
-    return rotate(hash ^ (rotate(word * PRIME_2, 31) * PRIME_1), 27) * PRIME_1 + PRIME_4
-
-
-@triton.jit
 def merge(hash, accumulator):
     return (hash ^ (rotate(accumulator * PRIME_2, 31) * PRIME_1)) * PRIME_1 + PRIME_4
-
-
-@triton.jit
-def converge(a, b, c, d):
-    """The hash of whole stripes, from their four accumulators."""
-    hash = rotate(a, 1) + rotate(b, 7) + rotate(c, 12) + rotate(d, 18)
-    return merge(merge(merge(merge(hash, a), b), c), d)
 
 
 @triton.jit
@@ -123,12 +111,16 @@ def xxh_absorb(
 def xxh_finish(ring, a, b, c, d, absorbed, size, SEED: tl.constexpr, CAPACITY: tl.constexpr):
     """[LANES] uint64 hashes of strings of `size` [LANES] bytes, whose last 0 to 31 bytes are not yet absorbed."""
     short = tl.zeros_like(a) + PRIME_5 + SEED
-    hash = tl.where(size >= 32, converge(a, b, c, d), short) + size.to(tl.uint64)
+    stripes = rotate(a, 1) + rotate(b, 7) + rotate(c, 12) + rotate(d, 18)
+    stripes = merge(merge(merge(merge(stripes, a), b), c), d)
+    hash = tl.where(size >= 32, stripes, short) + size.to(tl.uint64)
     word_at = ring + ((absorbed & (CAPACITY - 1)) >> 3)
     left = size - absorbed
     for k in tl.static_range(3):
         here = left >= 8 * (k + 1)
-        hash = tl.where(here, add_word(hash, tl.load(word_at + k, mask=here, other=0)), hash)
+        word = tl.load(word_at + k, mask=here, other=0)
+        with_word = rotate(hash ^ (rotate(word * PRIME_2, 31) * PRIME_1), 27) * PRIME_1 + PRIME_4
+        hash = tl.where(here, with_word, hash)
     # The rest is in one word; the bytes above it do not belong to the string.
     rest = left & 7
     word = tl.load(word_at + (left >> 3), mask=rest > 0, other=0)

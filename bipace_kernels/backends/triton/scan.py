@@ -176,7 +176,7 @@ def decide_panel(
     kind_u = tl.load(kind + u, mask=u < n, other=2)
     tl.store(first + u, tl.where(kind_u == 1, begin + u, -1).to(tl.int64), mask=u < n)
     tl.store(joined + u, tl.full((PANEL,), NOWHERE, tl.int32))
-    tl.debug_barrier()  # also for what gather_panel has written
+    tl.debug_barrier()  # also for what the caller has written to `similar`
     # What a step needs whatever is decided comes a step ahead, from places that are always there: nothing waits for it.
     state = tl.load(kind)
     row = tl.load(products + u)
@@ -212,26 +212,6 @@ def decide_panel(
             count = tl.maximum(count, k + 1)
         tl.debug_barrier()
     return count
-
-
-@triton.jit
-def gather_panel(
-    state,  # [., stride] float32: S of the group, from the panel's first column on
-    stride,
-    similar,  # [PANEL, room] float32, written: the same, one record's similarities side by side
-    room,
-    n,  # records of the panel
-    count,
-    ROWS: tl.constexpr,  # clusters taken at a time
-    PANEL: tl.constexpr,
-):
-    """Copies S of the panel's records to the scratch of decide_panel."""
-    t = tl.arange(0, PANEL)
-    for start in range(0, count, ROWS):
-        k = start + tl.arange(0, ROWS)
-        mask = (k < count)[:, None] & (t < n)[None, :]
-        s = tl.load(state + k[:, None] * stride + t[None, :], mask=mask)
-        tl.store(similar + t[None, :] * room + k[:, None], s, mask=mask)
 
 
 @triton.jit
@@ -332,7 +312,12 @@ def _scan_groups(
     for panel in range(0, n, PANEL):
         width = tl.minimum(n - panel, PANEL)
         products = gram + panel * stride
-        gather_panel(state + panel, stride, similar, stride, width, count, ROWS, PANEL)
+        t = tl.arange(0, PANEL)
+        for start in range(0, count, ROWS):  # S of the panel's records, one record's similarities side by side
+            k = start + tl.arange(0, ROWS)
+            mask = (k < count)[:, None] & (t < width)[None, :]
+            s = tl.load(state + panel + k[:, None] * stride + t[None, :], mask=mask)
+            tl.store(similar + t[None, :] * stride + k[:, None], s, mask=mask)
         count = decide_panel(
             similar, stride, products + panel, stride, reciprocal + panel, kind + panel, first + panel, begin + panel,
             width, members, leader, joined, change, weight, count, lowest, CLUSTERS, PANEL,
