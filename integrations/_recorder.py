@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..backends.reference.critic import nearest
 from ..config import Config
@@ -19,7 +20,6 @@ from ..support import optional
 from ..support.files import atomic_file
 from ._turns import Turns
 
-Tensor = torch.Tensor
 Texts = Callable[[Tensor], tuple[Sequence[Any], Sequence[Any]]]
 
 RECORDS = 2000  # per file, in whole prompt groups; a larger first group is still written

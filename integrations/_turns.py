@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..features.action_keys import action_keys
 from ..features.token_bytes import TokenBytes, token_bytes
 from ..hidden.positions import Positions, mask_matrix
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)

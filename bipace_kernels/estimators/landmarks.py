@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..backends.schema import LANDMARKS
-
-Tensor = torch.Tensor
 
 _LAST = torch.iinfo(torch.int64).max
 

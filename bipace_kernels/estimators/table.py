@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..backends.contract import Critic
 from ..backends.records import Records
@@ -20,8 +21,6 @@ from ..config import Config
 from .landmarks import choose_landmarks
 from .memory import Readings
 from .partitions import Batch, cluster_histories, histories, labels_of
-
-Tensor = torch.Tensor
 
 
 def terms_of(batch: Batch) -> Terms:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import bipace_kernels as bk
 
@@ -19,7 +20,6 @@ from .._states import States, no_hidden_states
 from .._turns import KINDS, Turns, call_text, keys_of, start_mask
 from .rollouts import Said, ToolLoop
 
-Tensor = torch.Tensor
 DROPOUT = (
     "the forward of the loss would give them, but the model has dropout (such as lora_dropout of PEFT, or "
     "attention_dropout), which is noise in them: set it to 0, or embedder=actor_hidden runs an additional forward"

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from trl import GRPOTrainer
 
 import bipace_kernels as bk
@@ -20,7 +21,6 @@ from .config import BiPACEGRPOConfig
 from .credit import Prepared, early_exit, prepare, turns_of
 from .rollouts import ToolLoop
 
-Tensor = torch.Tensor
 ROW = "bipace_row"  # [B] in a batch whose advantages wait for the loss's forward: its rows' places before TRL's shuffle
 
 

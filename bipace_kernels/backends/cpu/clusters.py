@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from .. import threads
 from ..native_loader import load
 from ..records import Records
-
-Tensor = torch.Tensor
 
 
 def scan_rows(records: Records, fingerprint: Tensor) -> Tensor:

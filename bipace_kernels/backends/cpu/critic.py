@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .. import threads
 from ..native_loader import load
 from ..records import Records
 from ..schema import Kernel, signs
-
-Tensor = torch.Tensor
 
 _SHARES = ("group", "batch")
 _NORMS = ("none", "batch", "group")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ..records import Records
 from ..schema import BLOCK, FLAT, JITTER, LANDMARKS, SMALLEST, TINY, Kernel, signs
 from .clusters import unit_vector
 
-Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

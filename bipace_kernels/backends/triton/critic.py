@@ -19,14 +19,13 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .. import schema
 from ..records import Records
 from ..schema import BLOCK, JITTER, LANDMARKS, SMALLEST, TINY, Kernel
 from . import rows as scanned
 from ._launch import ceil_div, device_guard
-
-Tensor = torch.Tensor
 
 FLAT = tl.constexpr(schema.FLAT)
 ROOM = 1 << 27  # float64 entries of the kernel matrices made at a time: 1 GiB
