@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..backends.reference.critic import nearest
 from ..config import Config
+from ..diagnostics.kernel_value_r2 import nearest
 from ..result import AdvantageResult
 from ..support import optional
 from ..support.files import atomic_file
@@ -133,8 +133,8 @@ def reasons(
     as in training.  Values of records that were set aside are 0.
     """
     assert result.value is not None
-    group, trajectory, step = (column.numpy() for column in ids.values())
-    everyone = shown(*ids.values(), records.get("valid"), len(group)).numpy()
+    trajectory, step = ids["trajectory"].numpy(), ids["step"].numpy()
+    everyone = shown(*ids.values(), records.get("valid"), len(step)).numpy()
     taken = everyone[result.cluster.cpu().numpy()[everyone] >= 0]
     value, cut = result.value.cpu().double().numpy(), records.get("truncated")
     reward = records["rewards"] if records.get("trained_rewards") is None else records["trained_rewards"]
@@ -151,15 +151,11 @@ def reasons(
     columns["step_term"] = result.step_advantage.cpu().numpy()
     found: dict[str, Any] = {f"bipace_{name}": column[rows.numpy()] for name, column in columns.items()}
     if records.get("fingerprint") is not None and config.share != "memory":
-        near, kernel = nearest(
-            records["fingerprint"].cpu()[taken], group[taken], step[taken].astype(np.float64), config, NEIGHBOURS
-        )
         places = {row: k for k, row in enumerate(rows.tolist())}
-        lists: list[tuple[list[int], list[float]]] = [([], []) for _ in places]
-        for row, others, k in zip(taken.tolist(), near, kernel, strict=True):
-            if row in places:  # then its whole prompt group is
-                lists[places[row]] = [places[other] for other in taken[others].tolist()], k.tolist()
-        found["bipace_neighbours"], found["bipace_kernel"] = zip(*lists, strict=True)
+        near = nearest(result, records["fingerprint"], config, NEIGHBOURS)
+        kept = [[(places[other], k) for other, k in zip(*near[row], strict=True) if other in places] for row in places]
+        found["bipace_neighbours"] = [[other for other, _ in pairs] for pairs in kept]
+        found["bipace_kernel"] = [[k for _, k in pairs] for pairs in kept]
     return found
 
 

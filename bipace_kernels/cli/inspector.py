@@ -24,9 +24,9 @@ import torch
 
 import bipace_kernels as bk
 
-from ..backends.reference.critic import nearest
 from ..backends.schema import LIMIT
 from ..config import PACE_ESTIMATORS
+from ..diagnostics.kernel_value_r2 import nearest
 from . import rollouts
 from .advantage import BRANCHES, refused, shared_arguments
 
@@ -253,17 +253,17 @@ def _add(
         column += _floats(np.array(getattr(records, f"trained_{name}"), np.float64)[order])
     if records.trained_neighbours is not None and records.trained_kernel is not None:
         place = {(records.file[row], records.line[row]): i for i, row in enumerate(order.tolist(), first)}
-        for row in order.tolist():
-            both = zip(records.trained_neighbours[row], records.trained_kernel[row], strict=False)
-            pairs = [(place.get((records.file[row], other + 1)), k) for other, k in both]
-            columns["neighbours"].append([other for other, _ in pairs if other is not None])
-            columns["kernel"].append([_short(k) for other, k in pairs if other is not None])
+        near: list[Any] = list(zip(records.trained_neighbours, records.trained_kernel, strict=True))
+        shown = [[place.get((records.file[row], other + 1)) for other in near[row][0]] for row in order.tolist()]
     else:
-        gae = next(row.config for row in estimators if row.key == "gae")
-        states, time = part.fingerprint[torch.from_numpy(order)], np.array(records.step, np.float64)[order]
-        near, kernel = nearest(states, records.group[order], time, gae, NEIGHBOURS)
-        columns["neighbours"] += [(first + rows).tolist() for rows in near]
-        columns["kernel"] += [_floats(row) for row in kernel]
+        config = next(row.config for row in estimators if row.key == "gae")
+        near = nearest(results["gae"], part.fingerprint, config, NEIGHBOURS)
+        of_row = {row: i for i, row in enumerate(order.tolist(), first)}
+        shown = [[of_row.get(other) for other in near[row][0]] for row in order.tolist()]
+    for row, others in zip(order.tolist(), shown, strict=True):
+        pairs = [(other, k) for other, k in zip(others, near[row][1], strict=False) if other is not None]
+        columns["neighbours"].append([other for other, _ in pairs])
+        columns["kernel"].append([_short(k) for _, k in pairs])
 
 
 def _results(part: Part, shared: dict[str, Any], estimators: Sequence[Row]) -> dict[str, Any]:

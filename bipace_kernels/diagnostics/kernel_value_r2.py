@@ -1,14 +1,18 @@
-"""kernel_value_r2(): how well the kernel's value predicts held-out returns.  Needs no training."""
+"""kernel_value_r2(): how well the kernel's value predicts held-out returns.  Needs no training.
+
+nearest(): the records that count most in each value.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.schema import JITTER, Kernel
+from ..backends.schema import BLOCK, JITTER, Kernel
 from ..config import Config
 from ..estimators.landmarks import choose_landmarks
 from ..estimators.table import kernel_of, kernel_rows
@@ -65,6 +69,42 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
             )  # fmt: skip
             covered[part] = True
     return judged(r, prediction, base, taken, covered & taken, group, lay.n_groups)
+
+
+def nearest(
+    result: AdvantageResult, fingerprint: Any, config: Config, most: int
+) -> list[tuple[list[int], list[float]]]:
+    """[N] rows [≤ most] of the records in each row's prompt group that are nearest by the kernel, and their k.
+
+        k_ij = (K_ij + w_g K^g_ij) / (1 + w_g),   K, K^g over the batch's rows and the group's (docs/gae.md)
+
+    Nothing for copies, padding and rows without a usable fingerprint.  Arguments as in kernel_value_r2().
+    """
+    from ..backends.reference import critic
+
+    lay = result._records().layout
+    given = interop.all_to_torch({"fingerprint": fingerprint})["fingerprint"]
+    x = checks.fingerprint_matrix(given, lay.n_rows).detach().cpu()
+    usable = x[lay.order].isfinite().all(dim=1) & (x[lay.order] != 0).any(dim=1)
+    landmarks = None if config.share == "group" else choose_landmarks(x, lay.order, lay.time(), usable)
+    z, own, _ = kernel_rows(critic, config, replace(lay.on(x.device), usable=usable), x, landmarks)
+    kernel, time, row_of = kernel_of(config, config.kernel_noise), lay.time().double().numpy(), lay.order.numpy()
+    sides = [(z.numpy(), 1.0)] if own is None else [(z.numpy(), 1.0), (own.numpy(), kernel.inside)]
+    found: list[tuple[list[int], list[float]]] = [([], [])] * lay.n_rows
+    for begin, end in pairwise(lay.group_offsets.tolist()):
+        inside = begin + np.flatnonzero(usable[begin:end].numpy())
+        for some in np.array_split(inside, -(-len(inside) // BLOCK)) if len(inside) else []:
+            both = [
+                weight
+                * critic.kernel_matrix(y[some], y[inside], time[some], time[inside], kernel.width, kernel.horizon)
+                for y, weight in sides
+            ]
+            k = np.sum(both, axis=0) / sum(weight for _, weight in sides)
+            k[some[:, None] == inside] = -1.0  # itself
+            best = np.argsort(-k, axis=1, kind="stable")[:, : min(most, len(inside) - 1)]
+            for i, chosen, own_k in zip(row_of[some].tolist(), best, k, strict=True):
+                found[i] = row_of[inside[chosen]].tolist(), own_k[chosen].tolist()
+    return found
 
 
 def _left_out(

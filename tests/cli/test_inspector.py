@@ -20,7 +20,10 @@ from browsers import chromium
 from cli_runs import GOLDEN, PRESETS, direct, fail, observations, record, run, write
 
 import bipace_kernels as bk
+from bipace_kernels.backends.reference import critic
 from bipace_kernels.cli import figures, inspector, rollouts
+from bipace_kernels.estimators.landmarks import choose_landmarks
+from bipace_kernels.estimators.table import kernel_rows
 
 MARKUP = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'> & \u2028"
 
@@ -96,13 +99,23 @@ def test_success_takes_a_threshold(tmp_path: Path) -> None:
 def test_neighbours_are_the_nearest_by_the_kernel_of_gae(games: Path, tmp_path: Path) -> None:
     content = inspector.unpack(made_by(games, tmp_path / "out"))
     columns, seen = content["columns"], observations(games)
-    x = bk.ngram_fingerprint([seen[line - 1] for line in columns["line"]]).double().numpy()
-    z = x - x.mean(axis=0)
-    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    config, line = PRESETS["gae"], np.array(columns["line"]) - 1
+    fingerprint = bk.ngram_fingerprint(seen)
+    result = direct(games, config, fingerprint=fingerprint)
+    lay = result._records().layout
+    landmarks = choose_landmarks(fingerprint, lay.order, lay.time(), torch.ones(len(seen), dtype=torch.bool))
+    row = np.empty(len(seen), int)
+    row[lay.order.numpy()] = np.arange(len(seen))
+    rows = kernel_rows(critic, config, lay.on(torch.device("cpu")), fingerprint, landmarks)[
+        :2
+    ]  # over the batch, and inside groups
     step, group = np.array(columns["step"]), np.array(columns["group"])
-    config = PRESETS["gae"]
     late = (step[:, None] - step) ** 2 / (2 * config.kernel_time**2)
-    k = np.exp((np.minimum(z @ z.T, 1) - 1) / config.kernel_width - late)
+    parts = []
+    for z in (of.double().numpy()[row[line]] for of in rows):
+        z = z / np.linalg.norm(z, axis=1, keepdims=True)
+        parts.append(np.exp((np.minimum(z @ z.T, 1) - 1) / config.kernel_width - late))
+    k = (parts[0] + config.kernel_inside * parts[1]) / (1 + config.kernel_inside)
     k[(group[:, None] != group) | np.eye(len(k), dtype=bool)] = -1
     for i, (near, shown) in enumerate(zip(columns["neighbours"], columns["kernel"], strict=True)):
         assert len(near) == 8 and i not in near

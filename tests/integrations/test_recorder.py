@@ -103,6 +103,9 @@ def test_the_credit_inspector_reads_which_rollouts_were_cut_off(tmp_path):
     assert page != inspected(without, tmp_path / "other")
 
 
+FIRST = {"kernel_directions": None, "kernel_inside": 0.0, "luck_noise": 0.0}  # whose kernel is short to write
+
+
 @pytest.mark.parametrize("share", ["batch", "group", "memory"])
 def test_why_gae_gave_a_step_its_advantage_is_recorded(tmp_path, share):
     """V̂, R, δ and A_S by their definitions, and the nearest states with k of the kernel, centred as in training."""
@@ -114,7 +117,7 @@ def test_why_gae_gave_a_step_its_advantage_is_recorded(tmp_path, share):
         "fingerprint": torch.rand(n, 5, generator=generator) - 0.5, "valid": torch.arange(n) != 20,
     }  # fmt: skip
     records["fingerprint"][9] = torch.nan
-    config = bk.Config.gae(share=share, on_invalid="singleton", gae_lambda=0.0, step_norm="none")
+    config = bk.Config.gae(share=share, on_invalid="singleton", gae_lambda=0.0, step_norm="none", **FIRST)
     memory = bk.ValueMemory(100) if share == "memory" else None
     result = bk.advantage(**records, config=config, memory=memory)
     recorder = Recorder(str(tmp_path), 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -262,28 +261,3 @@ def kernel_matrix(x: Floats, y: Floats, t: Floats, u: Floats, width: float, hori
     with np.errstate(under="ignore"):
         kernel: Floats = np.exp(exponent)
     return kernel
-
-
-def nearest(rows: Tensor, group: Ints, time: Floats, config: Any, most: int) -> tuple[list[Ints], list[Floats]]:
-    """Each record's nearest ones in its prompt group by the kernel: indices [≤ most] and k; none of a bad row.
-
-    rows     [n, D] fingerprints, centred over the group for share "group", else over all n; group, time [n]
-    config   of "gae", for its kernel
-    """
-    usable = np.flatnonzero((rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)).numpy())
-    near: list[Ints] = [np.zeros(0, np.int64) for _ in rows]
-    kernel: list[Floats] = [np.zeros(0) for _ in rows]
-    if not len(usable):
-        return near, kernel
-    inside, horizon = config.share == "group", float(config.kernel_time or 0.0)
-    centre = 0.0 if inside else sum(unit_vector(rows[i]) for i in usable.tolist()) / len(usable)
-    for own in (usable[group[usable] == number] for number in np.unique(group[usable])):
-        z = np.stack([unit_vector(rows[i]) for i in own.tolist()]) - centre
-        z = z - z.mean(axis=0) if inside else z
-        for some in np.array_split(np.arange(len(own)), -(-len(own) // BLOCK)):
-            k = kernel_matrix(z[some], z, time[own[some]], time[own], config.kernel_width, horizon)
-            k[np.arange(len(some)), some] = -1.0  # itself
-            best = np.argsort(-k, axis=1, kind="stable")[:, : min(most, len(own) - 1)]
-            for i, chosen, row in zip(own[some].tolist(), best, k, strict=True):
-                near[i], kernel[i] = own[chosen], row[chosen]
-    return near, kernel
