@@ -33,6 +33,7 @@ from .inputs.layout import Layout
 from .inputs.values import raise_duplicates, unlike_first
 from .ops import compiled
 from .result import AdvantageResult
+from .support.warnings import warn_once
 
 
 def advantage(
@@ -149,6 +150,8 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
 
     bad, episode_differs, copy_differs = _bad_records(x, everyone, records)
     step_return, trajectory_return, spoilt = _returns(backend, x, records, bad)
+    if x.truncated is not None and not backend.deferred:
+        _warn_of_truncated(x.truncated, records)
     state = _state(backend, x, records)
     unread = Unread(everyone, layout, x.kept(), state, episode_differs, copy_differs, checked=not backend.deferred)
     if backend.deferred:
@@ -177,6 +180,16 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
         return AdvantageResult(*rows, unread)
     unread = replace(unread, value=terms.value, raw=terms.raw, source=records.source)
     return AdvantageResult(*rows, unread, value=_by_row(terms.value, records))
+
+
+def _warn_of_truncated(truncated: Tensor, records: Records) -> None:
+    """Once where a row before the last step of its trajectory is marked as cut off, which has no effect."""
+    last = records.time.index_select(0, records.trajectory_offsets[1:] - 1)
+    early = records.time < last.index_select(0, records.trajectory_of_record)
+    rows = records.order[truncated.index_select(0, records.order) & early]
+    if len(rows):
+        text = f"truncated is True at {len(rows)} rows before the last step of their trajectory, such as "
+        warn_once("truncated", f"{text}{', '.join(map(str, rows[:5].tolist()))}: it is ignored there.", stacklevel=4)
 
 
 def _by_row(value: Tensor, records: Records) -> Tensor:

@@ -13,3 +13,5 @@ $BIPACE advantage "$DATA/webshop_llm.jsonl.gz" --out "$OUT/webshop_advantage.par
 echo
 echo "2. Which partition of states is best?  Real models on WebShop; scripted policies on ALFWorld and TextCraft"
 $BIPACE report "$DATA/webshop_llm.jsonl.gz" "$DATA/alfworld_scripted.jsonl.gz" "$DATA/textcraft_scripted.jsonl.gz" --out "$OUT" --html
+echo
+echo "Next, your own rollouts, one JSON object per step (docs/data.md): $BIPACE report mine.jsonl --out out/mine --html"

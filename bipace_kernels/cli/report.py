@@ -20,6 +20,7 @@ from rich.progress import Progress
 import bipace_kernels as bk
 
 from ..calibration.result import markdown_table, markdown_text
+from ..diagnostics.value_r2 import value_r2
 from ..features.embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
 from ..settings import EPSILON
 from ..support import files, optional
@@ -31,6 +32,9 @@ from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, form
 CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs by default
 INSPECTOR = "inspector.html"
 RECORDED = ["truncated", *(name for name in rollouts.CHECKS if name.startswith("trained_"))]  # for the inspector alone
+
+
+NOTHING = bk.ValueR2(None, 0.0, None)
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Section:
     sentence: Any = None  # [N, D] fingerprints of the sentence encoder
     compared: list[Outcome] = field(default_factory=list)  # embedders, each at its own ε
     values: dict[str, bk.ValueR2] = field(default_factory=dict)  # of Config.gae()'s kernel, by state
+    constant: bk.ValueR2 = NOTHING  # of the mean over all other rollouts of the batch
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -154,7 +159,10 @@ def _compare(
         longest = max(bk.Config.longest_text, *map(len, records.observation))
         similar = {"partition": "similar", "similarity": options.similarity, "longest_text": longest}
         section.table.append(outcome("similar", f"similar {options.similarity:g}", similar, observation=seen))
-    taking_part = section.table[0].result._records().layout  # without ignored copies and rows set aside
+    counted = section.table[0].result._records()
+    taking_part = counted.layout  # without ignored copies and rows set aside
+    ids = taking_part.trajectory_of_record(), taking_part.group_of_record(), taking_part.n_groups
+    section.constant = value_r2(counted.returns, torch.zeros_like(counted.labels), *ids)
     for name, state in (("observation", states.State()), ("history", states.State(depth))):
         fingerprint = Ngram().embed(states.texts(records, state))
         of = "" if name == "observation" else f" of history {depth}"
@@ -286,7 +294,8 @@ def _json(sections: Sequence[Section], options: SimpleNamespace) -> str:
                 "partitions": {outcome.key: outcome.as_json() for outcome in section.table},
                 "epsilon_curve": {name: [o.as_json() for o in curve] for name, curve in section.curves.items()},
                 "embedders": {o.key: o.as_json() for o in section.compared},
-                "values": {name: asdict(value_r2) for name, value_r2 in section.values.items()},
+                "values": {name: asdict(found) for name, found in section.values.items()},
+                "constant": asdict(section.constant),
             }
             for section in sections
         ],
@@ -350,7 +359,8 @@ VALUES = ("kernel over", "value R²")
 
 
 def _value_rows(section: Section) -> list[list[str]]:
-    return [[label, format_r2(value_r2)] for label, value_r2 in section.values.items()]
+    rows = [*section.values.items(), ("no states: one value for the whole batch", section.constant)]
+    return [[label, format_r2(found)] for label, found in rows]
 
 
 def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
@@ -370,7 +380,7 @@ def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
 def _verdict(section: Section) -> str:
     """One sentence: which states predict the returns of other rollouts best."""
     by_label = {outcome.label: outcome.value_r2 for outcome in section.table}
-    by_label |= {f"GAE's kernel over {name}": value_r2 for name, value_r2 in section.values.items()}
+    by_label |= {f"GAE's kernel over {name}": found for name, found in section.values.items()}
     known = [(label, of.r2, of.stderr) for label, of in by_label.items() if of.r2 is not None]
     if not known:
         return f"{section.name}: returns do not differ within prompt groups, so there is no credit to divide."
@@ -379,8 +389,9 @@ def _verdict(section: Section) -> str:
         return f"{section.name}: no partition predicts returns better than the mean of the prompt group."
     alone = section.table[0].metrics["singleton_row_fraction"]
     spread = "" if error is None else f" ± {error:.3f}"
+    constant = "" if section.constant.r2 is None else f"; one value for the whole batch has {section.constant.r2:.3f}"
     return (
-        f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}{spread}); with "
+        f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}{spread}{constant}); with "
         f"equal observations {alone:.0%} of the steps have no peers."
     )
 

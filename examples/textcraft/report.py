@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ LABELS = {
 STYLES = {
     "grpo": ("#777777", "-"), "gigpo": ("#CC79A7", "--"), "bipace": ("#D55E00", "-."), "gae": ("#0072B2", "-"),
     "gae-group": ("#009E73", ":"), "bipace-step": ("#E69F00", "--"), "hgpo": ("#000000", "-."), "bigpo": ("#8A8A00", ":"),
-    "gae-cluster": ("#56B4E9", "-"), "gae-states": ("#0072B2", ":"),
+    "gae-cluster": ("#7B3294", "-"), "gae-states": ("#8C564B", ":"),
 }  # fmt: skip
-# The first five of these that have runs are in the first figure, the others in the second.
+# Those of these that have runs are in the first figure, the others in the second.
 SHOWN = ("grpo", "bipace", "gae", "gae-group", "bipace-step", "gigpo")
 REFERENCE = "gae"  # of the paired differences
 LEVELS = (0.35, 0.4, 0.5)
@@ -233,7 +234,7 @@ def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Pa
     )
     written = [folder / "results.md", folder / "results.json"]
     most = max(group for _, group in runs)
-    shown = [method for method in SHOWN if (method, most) in runs][:5]
+    shown = [method for method in SHOWN if (method, most) in runs]
     others = [key for key in runs if key[1] == most and key[0] not in shown]
     for name, chosen in (
         ("success.png", [key for key in runs if key[1] == most and key[0] in shown]),
@@ -248,9 +249,7 @@ def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Pa
 
 def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
     groups = sorted({group for _, group in runs}, reverse=True)
-    rows = max(sum(size == group for _, size in runs) for group in groups)  # of a legend
-    size = (7.5 if len(groups) == 1 else 11, 4.3 + 0.23 * rows)
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    figure = Figure(figsize=(9 if len(groups) == 1 else 13, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     for axis, group in zip(figure.subplots(1, len(groups), sharey=True, squeeze=False)[0], groups, strict=True):
         for (method, size), found in runs.items():
@@ -262,10 +261,17 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
         axis.yaxis.set_major_locator(MultipleLocator(0.05 if high - low < 0.4 else 0.1))
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis.grid(alpha=0.25)
-        axis.legend(  # below the panel, where it hides no line, in the order in which the lines end
-            handles=sorted(axis.get_lines(), key=lambda line: -line.get_ydata()[-1]),
-            loc="upper left", bbox_to_anchor=(0, -0.13), frameon=False, fontsize=10.5, handlelength=3,
-        )  # fmt: skip
+        axis.spines[["top", "right"]].set_visible(False)
+    low, high = figure.axes[0].get_ylim()
+    figure.axes[0].set_ylim(low, high)
+    for axis in figure.axes:
+        above = 0.0
+        for line in sorted(axis.get_lines(), key=lambda line: line.get_ydata()[-1]):  # labelled beside its end
+            name = textwrap.fill(str(line.get_label()), 25)
+            half = 0.03 * len(name.splitlines())
+            above = max((line.get_ydata()[-1] - low) / (high - low) + half, above + 2 * half)
+            place = {"transform": axis.transAxes, "va": "center", "fontsize": 10}
+            axis.text(1.01, above - half, name, color=line.get_color(), **place)
     figure.axes[0].set_ylabel("success on test tasks")
     drawn = " (mean over seeds; band: 95 % interval)" * any(len(found) > 2 for found in runs.values())
     figure.suptitle(f"{title}: test success during training{drawn}", x=0.01, ha="left", fontsize=12)
@@ -277,7 +283,7 @@ def _line(axis: Axes, method: str, found: dict[int, dict[str, Any]], before: flo
     steps = min((x for x, _ in curves), key=len)
     values = np.array([y[: len(steps)] for _, y in curves])
     colour, style = STYLES[method]
-    label = f"{LABELS[method]} ({len(found)} seed{'s' * (len(found) > 1)})"
+    label = f"{LABELS[method]} ({len(found)}\u00a0seed{'s' * (len(found) > 1)})"
     axis.plot(steps, values.mean(axis=0), color=colour, linestyle=style, marker="o", linewidth=1.8, label=label)
     halves = [interval(column)[1] for column in values.T]
     if len(found) > 2 and None not in halves:  # with two seeds the band would fill the panel

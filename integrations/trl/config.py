@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, make_dataclass
+import difflib
+from dataclasses import dataclass, field, fields, make_dataclass
 from types import UnionType
 from typing import Any, Literal
 
@@ -32,6 +33,14 @@ class BiPACEGRPOConfig(_Arguments, GRPOConfig):  # type: ignore[misc]  # made fr
 
     docs/settings.md has the table, `settings` gives them as `Settings`.
     """
+
+    def __new__(cls, *args: Any, **given: Any) -> BiPACEGRPOConfig:
+        known = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in known and (near := difflib.get_close_matches(name, known, 1)):
+                raise TypeError(f"{cls.__name__} has no argument {name!r}; did you mean {near[0]!r}?")
+        made: BiPACEGRPOConfig = super().__new__(cls)
+        return made
 
     def __post_init__(self) -> None:
         super().__post_init__()

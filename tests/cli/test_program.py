@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import inspect
 import json
 import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from bipace_cli import commands
 from bipace_cli.commands import app
+from cli_runs import record, write
 from marks import slow
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from paths import ROOT
 from typer.testing import CliRunner
 
@@ -77,6 +83,79 @@ def test_a_stdout_that_takes_nothing_is_one_sentence(where: str, words: str) -> 
                               env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == f"error: stdout cannot be written: {words}; redirect it (> FILE, or > /dev/null).\n"
+
+
+ONLY = """
+import importlib.abc, json, sys
+
+class Refused(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in refused:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+refused = set(json.loads(sys.argv.pop(1)))
+sys.meta_path.insert(0, Refused())
+from bipace_cli import main
+sys.argv[0] = "bipace"
+main()
+"""
+
+
+def only_cli() -> list[str]:
+    """Modules of this environment that `pip install .[cli]` does not bring."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    extras = project["optional-dependencies"]
+    wanted = [Requirement(text) for text in (*project["dependencies"], *extras["cli"][1:], *extras["parquet"])]
+    have: set[str] = set()
+    while wanted:
+        one = wanted.pop()
+        name = canonicalize_name(one.name)
+        if name not in have and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            have.add(name)
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                wanted += map(Requirement, importlib.metadata.requires(name) or ())
+    found = importlib.metadata.packages_distributions()
+    others = [name for name, of in found.items() if not have & set(map(canonicalize_name, of))]
+    return [name for name in others if not name.startswith(("bipace", "_"))]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info"],
+        ["advantage", "DATA", "--out", "OUT/a.parquet", "--preset", "gae"],
+        ["report", "DATA", "--out", "OUT/report", "--html", "--no-similar", "--epsilons", "0.25"],
+        [
+            "truth",
+            "--estimator",
+            "mine.py:MINE",
+            "--sets",
+            "model0",
+            "--only",
+            "GRPO",
+            "--rollouts",
+            "2",
+            "--out",
+            "OUT/truth",
+        ],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_runs_with_only_the_packages_of_cli(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import bipace_kernels as bk\nMINE = bk.Config.gae('group')\n")
+    data = write(
+        tmp_path / "rollouts.jsonl", [record(i, t, f"s{t}", "go", float(i == t)) for i in range(3) for t in range(3)]
+    )
+    refused = only_cli()
+    assert {"pytest", "tqdm", "transformers"} & set(refused) and "torch" not in refused
+    words = [word.replace("DATA", str(data)).replace("OUT", str(tmp_path / "out")) for word in words]
+    done = subprocess.run(
+        [sys.executable, "-c", ONLY, json.dumps(refused), *words], capture_output=True, text=True, cwd=tmp_path,
+        timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_quickstart_runs() -> None:

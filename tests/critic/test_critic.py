@@ -1,6 +1,7 @@
 """Critic-free GAE: the theorems of docs/gae.md, every backend of the CPU against the formulas, edges and errors."""
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -731,6 +732,18 @@ def test_what_was_cut_off_goes_on_with_its_value(name, backend):
     close(got.step_advantage, plain.step_advantage + torch.from_numpy(extra).float())
     everywhere = run(config, truncated=cut[ends], backend=backend)  # only a trajectory's last step is read
     assert torch.equal(everywhere.advantage, got.advantage)
+
+
+def test_truncated_before_a_last_step_is_answered_with_its_rows():
+    last = np.append(np.diff(BATCH.trajectory) != 0, True)
+    early = np.flatnonzero(~last)[3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(VALUES["group"], truncated=last, backend="cpu")
+        with pytest.raises(
+            RuntimeWarning, match=f"truncated is True at 1 rows before .*, such as {early}: it is ignored"
+        ):
+            run(VALUES["group"], truncated=last | (np.arange(N) == early), backend="cpu")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

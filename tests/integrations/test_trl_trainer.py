@@ -67,6 +67,11 @@ def test_several_turns_from_a_rollout_func(tmp_path, method, extras):
     assert max(len(row.unique()) for row in rows) > 2
 
 
+def test_a_misspelt_argument_is_answered_with_the_nearest():
+    with pytest.raises(TypeError, match="has no argument 'bipace_metod'; did you mean 'bipace_method'"):
+        BiPACEGRPOConfig("out", bipace_metod="gae")
+
+
 def test_a_method_of_one_s_own(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import bipace_kernels as bk\n\ndef half(records):\n    return records.returns * 0.5\n\n"
