@@ -32,6 +32,7 @@ Tensor = torch.Tensor
 Columns = Mapping[str, Any]  # arguments of advantage(), a row for each record
 Gather = Callable[[Columns], Columns]  # from the columns of this process to those of all
 _log = logging.getLogger(__name__)
+FEW_PROMPTS = 8  # fewer, and what gae shares between them is a warning
 MEMORY_FILE = "bipace_memory.pt"  # next to the file of States.save()
 
 
@@ -122,6 +123,7 @@ class States:
         self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
         self.fitted = False  # whether any rollout's entries have matched its turns
         self._set_aside = False  # whether a row has been
+        self._few = False  # whether a batch of few prompts has been
         self._beyond = False  # whether rewards have held more than those of their steps
 
     @property
@@ -208,11 +210,40 @@ class States:
         if bad is not None:
             result = result.with_bad_states(bad)
         metrics = metrics_of(result, used, epsilon, config.has_clusters, self.settings) | self.radius.moves
+        metrics |= self._pool(result, columns, gather)
         if kinds is not None:
             shares = torch.bincount(kinds.cpu().long(), minlength=len(KINDS)) / max(1, len(kinds))
             named = zip(KINDS, shares.tolist(), strict=True)
             metrics |= {f"bipace/action_key/{kind}": share for kind, share in named if share}
         return result, metrics
+
+    def _pool(self, result: AdvantageResult, columns: Columns, gather: Gather) -> dict[str, float]:
+        """Metrics of what a batch is, over all processes; of few prompts for what gae shares between them a warning."""
+        config, records = self.settings.config(), result._records()
+        lay = records.layout
+        found = {"prompts": float(lay.n_groups), "turns_per_rollout": lay.n_records / max(1, lay.n_trajectories)}
+        if records.raw_rms is not None:
+            found["advantage_rms"] = records.raw_rms
+        if config.needs_truncated:
+            no = torch.zeros_like(columns["group"], dtype=torch.bool)
+            rows = {"truncated": columns.get("truncated", no), "valid": columns.get("valid", ~no)}
+            cut, valid, trajectory = gather({**rows, "trajectory": columns["trajectory"]}).values()
+            found["truncated_fraction"] = len(trajectory[cut & valid].unique()) / max(
+                1, len(trajectory[valid].unique())
+            )
+        shared = [f"share={config.share}"] if config.value_row is not None and config.share != "group" else []
+        shared += ["step_norm=batch"] if config.step_norm == "batch" else []
+        if shared and lay.n_groups < FEW_PROMPTS and not self._few:
+            memory = f", or set {self.where}share=memory" if shared[0] == "share=batch" else ""
+            warnings.warn(
+                f"a batch has {lay.n_groups} prompts ({lay.n_trajectories} rollouts, {lay.n_records} turns), and "
+                f"{' and '.join(self.where + one for one in shared)} work on a batch: with fewer than {FEW_PROMPTS} "
+                f"they are noisy.  Let the trainer hand over more at once (docs/gae.md says how){memory}.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            self._few = True
+        return {f"bipace/{name}": value for name, value in found.items()}
 
     def set_aside(self, misfits: Mapping[int, str], b: int, must_fit: bool = True) -> Tensor:
         """[b] bool: rows whose entries cannot be put to turns.  They take part in nothing and are counted as invalid.

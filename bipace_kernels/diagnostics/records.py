@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,6 +43,7 @@ class Records:
     usable: Tensor | None  # [M] bool: False where a bad fingerprint made the record a singleton; None: all are usable
     partition: str
     value: Tensor | None = None  # [M] float32 V̂, of estimators that have one
+    raw_rms: float | None = None  # root mean square of A_S before step_norm, of the same
 
     @property
     def n_invalid(self) -> int:
@@ -90,8 +92,15 @@ class Unread:
         at = part.order  # column[at] would enter torch's thread pool
         by_record: dict[str, Any] = {name: None if x is None else x.index_select(0, at) for name, x in columns.items()}
         usable = None if state is None else state.masked_select(keep) == 0
+        raw = None if self.raw is None else to_host([self.raw])[0].numpy()
+        rms = None if raw is None else math.sqrt(float((raw**2).mean())) if raw.size else 0.0
         return Records(
-            part, n_checked=lay.n_records, usable=usable, partition=self.inputs.config.partition, **by_record
+            part,
+            n_checked=lay.n_records,
+            usable=usable,
+            partition=self.inputs.config.partition,
+            raw_rms=rms,
+            **by_record,
         )
 
     def check(self, rows: AdvantageResult) -> None:

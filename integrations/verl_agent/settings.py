@@ -26,12 +26,10 @@ OF_GAE = {
         name: row
         for name, row in settings_of(Shared).items()
         if name in ("gamma", "step_norm")
-        or (
-            name not in ("step_weight", "reward_beyond_steps")
-            and any("gae" in one.get("estimator", ()) for one in row.read_by)
-        )
+        or (name != "step_weight" and any("gae" in one.get("estimator", ()) for one in row.read_by))
     },
 }
+del OF_GAE["reward_beyond_steps"]  # verl-agent's own rewards are those of steps
 BIPACE = tuple(f"bipace_{name}" for name in OF_GAE)
 
 

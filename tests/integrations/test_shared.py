@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import math
 import re
 import warnings
 from types import SimpleNamespace
@@ -499,3 +500,25 @@ def test_a_reward_beyond_those_of_steps_is_added_once_at_the_last_step_of_its_ro
     more = 4.0 if beyond == "last" else 0.0
     assert records["rewards"].tolist()[:8] == [0.25, 0.5, 0.0, 0.5 + more, 0.0, 0.5 + more, 1.0, 1.0]
     assert not States(Settings()).beyond(torch.tensor([3.0]), torch.tensor([1.0])).any()  # its A_ep has R(τ)
+
+
+@pytest.mark.parametrize("share", ["batch", "memory", "group"])
+def test_what_a_batch_is_is_logged_and_few_prompts_are_a_warning(share):
+    """Two prompts, three rollouts, five turns; padding is no part of it."""
+    states = States(Settings(method="gae", share=share, step_norm="none" if share == "group" else None), "bipace_")
+    columns = {
+        "group": torch.tensor([0, 0, 0, 1, 1, 7]), "trajectory": torch.tensor([0, 0, 1, 2, 2, 9]),
+        "step": torch.tensor([0, 1, 0, 0, 1, 0]), "rewards": torch.tensor([0.0, 1.0, 0.0, 0.0, 3.0, 0.0]),
+        "truncated": torch.tensor([True, True, False, False, False, True]), "valid": torch.arange(6) < 5,
+        "action_key": torch.arange(6), "action_parsed": torch.arange(6) >= 0,
+    }  # fmt: skip
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            result, metrics = states.advantage(columns, list, hidden=torch.randn(6, 4))
+    few = [str(w.message) for w in seen if "2 prompts (3 rollouts, 5 turns)" in str(w.message)]
+    assert len(few) == (share != "group") and ("or set bipace_share=memory" in "".join(few)) == (share == "batch")
+    assert metrics["bipace/prompts"] == 2 and metrics["bipace/turns_per_rollout"] == pytest.approx(5 / 3)
+    assert metrics["bipace/truncated_fraction"] == pytest.approx(1 / 3)
+    size = math.sqrt(float((result.advantage[:5].double() ** 2).mean()))
+    assert metrics["bipace/advantage_rms"] == pytest.approx(size) if share == "group" else size == pytest.approx(1.0)
