@@ -1,8 +1,10 @@
 """The code of docs/other_trainers.md on made-up batches, with stand-ins of its trainers' modules."""
 
+import asyncio
 import os
 import re
 import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -150,6 +152,7 @@ def test_slime(run, rollouts):
     ]  # fmt: skip
     raw, advantage = run("slime")["rewards"](None, samples)
     assert raw == rollouts.reward
+    assert [sample.rollout_id for sample in samples] == rollouts.trajectory  # else slime drops trailing samples
     torch.testing.assert_close(torch.tensor(advantage), rollouts.advantage(), atol=1e-6, rtol=0)
 
 
@@ -223,3 +226,96 @@ def test_areal(run, rollouts, tokenizer):
         fingerprint=bk.ngram_fingerprint(texts), config=bk.Config.bipace(0.25),
     )  # fmt: skip
     torch.testing.assert_close(out["advantages"][begins], wanted.advantage, atol=1e-6, rtol=0)
+
+
+def rows_of(rollouts):
+    """Of each of the six trajectories: its pairs of prompt and response."""
+    pairs = list(zip(rollouts.trajectory, rollouts.prompts, rollouts.responses, strict=True))
+    return [[(p, r) for t, p, r in pairs if t == wanted] for wanted in range(6)]
+
+
+def outcomes(rollouts):
+    return [r for r, last in zip(rollouts.reward, rollouts.last, strict=True) if last]
+
+
+def check_tokens(rollouts, found):
+    """found [B][T]: the advantage of each turn on its tokens, 0 elsewhere."""
+    values = iter(rollouts.advantage().tolist())
+    for row, pairs in zip(found, rows_of(rollouts), strict=True):
+        tokens = []
+        for prompt, response in pairs:
+            tokens += [0.0] * len(prompt) + [next(values)] * len(response)
+        torch.testing.assert_close(torch.tensor(row[: len(tokens)]), torch.tensor(tokens), atol=1e-6, rtol=0)
+        assert not any(row[len(tokens) :])
+
+
+def test_nemo_rl(run, rollouts, tokenizer):
+    """compute_advantage(prompt_ids, rewards, mask, repeated_batch=, …) at 00925dd: [B, P], [B] and [B, S]."""
+    grpo = SimpleNamespace(GRPOAdvantageEstimator=object)
+    run("NeMo-RL", nemo_rl__algorithms={"grpo": grpo})
+    rows = rows_of(rollouts)
+    logs = [
+        [
+            {"role": role, "token_ids": torch.tensor(ids), "content": tokenizer.decode(ids)}
+            for pair in pairs
+            for role, ids in zip(("user", "assistant"), pair, strict=True)
+        ]
+        for pairs in rows
+    ]
+    width = max(sum(len(p) + len(r) for p, r in pairs) for pairs in rows) + 2
+    masks = [[bit for p, r in pairs for bit in [0] * len(p) + [1] * len(r)] for pairs in rows]
+    mask = torch.tensor([m + [0] * (width - len(m)) for m in masks])
+    given = {"prompt_ids": torch.tensor([[1, 0]] * 3 + [[2, 5]] * 3), "rewards": torch.tensor(outcomes(rollouts))}
+    more = {"repeated_batch": {"message_log": logs}, "logprobs_policy": None, "logprobs_reference": None}
+    found = grpo.GRPOAdvantageEstimator().compute_advantage(**given, mask=mask, **more)
+    check_tokens(rollouts, found.tolist())
+    mask[2] = 0  # by sample_mask
+    found = grpo.GRPOAdvantageEstimator().compute_advantage(**given, mask=mask, **more)
+    assert not found[2].any() and found[1].any()
+
+
+def test_prime_rl(run, rollouts):
+    """score_group(group), assign_advantages(per-token list), nodes with sampled and token_ids at 510fde3."""
+    algo = SimpleNamespace(GRPOAlgorithm=object, ALGORITHM_CLASSES={})
+    trajectories = {"iter_trainable_branches": lambda rollout: iter([(rollout, rollout.mask)])}
+    run("prime-rl", prime_rl__orchestrator__trajectories=trajectories, prime_rl__orchestrator={"algo": algo})
+    found, made = {}, []
+    for t, (pairs, reward) in enumerate(zip(rows_of(rollouts), outcomes(rollouts), strict=True)):
+        parts = [part for pair in pairs for part in zip((False, True), pair, strict=True)]
+        nodes = [SimpleNamespace(sampled=sampled, token_ids=ids) for sampled, ids in parts]
+        mask = [node.sampled for node in nodes for _ in node.token_ids]
+        made.append(
+            SimpleNamespace(nodes=nodes, mask=mask, reward=reward, assign_advantages=partial(found.__setitem__, t))
+        )
+    for group in (made[:3], made[3:]):
+        asyncio.run(algo.ALGORITHM_CLASSES["grpo"]().score_group(group))
+    check_tokens(rollouts, [found[t] for t in range(6)])
+
+
+def test_openrlhf(run, rollouts):
+    """Experiences with index, sequences, action_mask (shifted by one), rewards and advantages at 89308a0."""
+    names, rows = run("OpenRLHF"), rows_of(rollouts)
+
+    class Maker:
+        args = SimpleNamespace(n_samples_per_prompt=3)
+
+        def compute_advantages_and_returns(self, experiences, **kwargs):
+            return experiences
+
+    class Mine(names["BiPACEMixin"], Maker):
+        pass
+
+    experiences, reward = [], outcomes(rollouts)
+    for part in ([4, 1, 0], [2, 5, 3]):  # in any order, by dynamic batches
+        ids = [[i for p, r in rows[t] for i in p + r] for t in part]
+        masks = [[bit for p, r in rows[t] for bit in [0] * len(p) + [1] * len(r)] for t in part]
+        width = max(map(len, ids))
+        mask = torch.tensor([m + [0] * (width - len(m)) for m in masks])[:, 1:]
+        sequences = torch.tensor([row + [0] * (width - len(row)) for row in ids])
+        experiences.append(SimpleNamespace(
+            index=part, sequences=sequences, action_mask=mask.bool(), advantages=torch.ones(mask.shape),
+            rewards=torch.tensor([reward[t] for t in part]),
+        ))  # fmt: skip
+    done = Mine().compute_advantages_and_returns(experiences)
+    by_row = {t: [0.0, *row] for e in done for t, row in zip(e.index, e.advantages.tolist(), strict=True)}
+    check_tokens(rollouts, [by_row[t] for t in range(6)])
