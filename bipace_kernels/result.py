@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .backends import threads
 from .diagnostics.metrics import compute_metrics
 from .diagnostics.records import Records, RecordSource
 from .diagnostics.value_r2 import ValueR2, value_r2
@@ -62,6 +63,7 @@ class AdvantageResult:
         more |= {name: change(getattr(self, name)) for name in ROWS if getattr(self, name) is not None}
         return replace(self, **more)
 
+    @threads.using()
     def metrics(self) -> dict[str, float]:
         """Plain floats for a trainer's logger, keys "bipace/…"; docs/metrics.md defines each.
 
@@ -70,6 +72,7 @@ class AdvantageResult:
         """
         return compute_metrics(self._records())
 
+    @threads.using()
     def value_r2(self) -> ValueR2:
         """How well the partition predicts held-out returns; see `ValueR2`."""
         records = self._records()
@@ -78,6 +81,7 @@ class AdvantageResult:
             records.returns, records.labels, lay.trajectory_of_record(), lay.group_of_record(), lay.n_groups
         )
 
+    @threads.using()
     def check(self) -> None:
         """Raises the error of a deferred value check: the ValueError that the same values raise at the call on the CPU.
 
@@ -86,6 +90,7 @@ class AdvantageResult:
         """
         self.records.check(self.tensors or self)
 
+    @threads.using()
     def with_bad_states(self, bad: Tensor) -> AdvantageResult:
         """The same result, which counts these rows [N] bool as invalid: its clusters were made of states elsewhere.
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
+import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -24,6 +26,11 @@ STAGES = (
 HOST = ("similar", "ngrams")  # stages of texts, always on the host
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
 _AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by the tensors' device, best first
+_importing = threading.RLock()  # threads that import modules of one package at once may meet Python's _DeadlockError
+if hasattr(os, "register_at_fork"):  # no child begins with a module half imported, or with the lock of a lost thread
+    os.register_at_fork(
+        before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+    )
 
 
 def package_of(backend: str, stage: str) -> str:
@@ -62,7 +69,8 @@ class Backend:
     def __getattr__(self, stage: str) -> Any:
         if stage not in STAGES:
             raise AttributeError(f"backend {self.name!r} has no stage {stage!r}; stages are {', '.join(STAGES)}.")
-        module = importlib.import_module(f"bipace_kernels.backends.{package_of(self.name, stage)}.{stage}")
+        with _importing:
+            module = importlib.import_module(f"bipace_kernels.backends.{package_of(self.name, stage)}.{stage}")
         setattr(self, stage, module)
         return module
 
@@ -166,8 +174,7 @@ def texts(backend: str) -> stages.Texts:
     """The stage of action keys for inputs on the host: never a GPU's."""
     chosen = choose(backend)
     name = _auto("cpu") if chosen.deferred else chosen.name
-    module: stages.Texts = importlib.import_module(f"bipace_kernels.backends.{name}.action_keys")
-    return module
+    return cast(stages.Texts, _backend(name).action_keys)
 
 
 def _from_env() -> str:

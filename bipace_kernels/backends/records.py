@@ -77,6 +77,26 @@ def runs(offsets: Tensor) -> Tensor:
     return torch.from_numpy(np.repeat(np.arange(lengths.size), lengths))
 
 
+def check_offsets(name: str, offsets: Tensor, letter: str, end: int) -> None:
+    """Raises ValueError for offsets on the CPU with which native code would read out of bounds."""
+    values = offsets.numpy()
+    if not values.size or values[0] != 0 or values[-1] != end or (values[1:] < values[:-1]).any():
+        ends = values.tolist() if values.size <= 6 else [*values[:3].tolist(), "…", *values[-2:].tolist()]
+        raise ValueError(
+            f"{name} must increase from 0 to {letter} = {end}, got [{', '.join(map(str, ends))}]; take it from one "
+            "layout with the others."
+        )
+
+
+def check_places(name: str, places: Tensor, letter: str, end: int, lowest: int) -> None:
+    """Raises ValueError for places on the CPU at which native code would read out of bounds."""
+    values = places.numpy()
+    if values.size and (values.min() < lowest or values.max() >= end):
+        raise ValueError(
+            f"{name} must hold numbers from {lowest} to below {letter} = {end}, got {values.min()} to {values.max()}."
+        )
+
+
 def out_of_range(values: Tensor) -> Tensor:
     """True where values are not finite, or beyond ±1e37."""
     return ~(values.abs() <= LIMIT)

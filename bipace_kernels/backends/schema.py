@@ -75,3 +75,9 @@ class Terms(NamedTuple):
     branch: torch.Tensor  # [M] uint8
     value: torch.Tensor | None = None  # [M] float64 V̂, of estimators that have one
     raw: torch.Tensor | None = None  # [M] float64 A_S before step_norm, of the same
+
+
+def scaled(of_episode: float, of_step: float) -> tuple[float, float, float]:
+    """Weights whose products with float32 are finite, so that no inf − inf is NaN, and the power of two they lack."""
+    scale = 2.0**600 if max(of_episode, of_step) > 2.0**600 else 1.0
+    return float(of_episode) / scale, float(of_step) / scale, scale

@@ -1,4 +1,4 @@
-"""Number of threads of the cpu backend: set once per public call, read where a native kernel is called."""
+"""Threads of a public call: how many native kernels take, and in a forked child one for torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ from ..support import env
 
 _chosen: ContextVar[int] = ContextVar("bipace_num_threads", default=0)  # 0: not set
 _MOST = max(16, os.cpu_count() or 1)  # more threads than cores only wait for each other; results are the same
+_forked = False  # whether this process is a forked child
+
+
+def _in_child() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def checked(num_threads: Any) -> int | None:
@@ -27,12 +37,21 @@ def checked(num_threads: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def using(num_threads: Any) -> Iterator[None]:
-    """The count of all native calls inside; None keeps the outer one.  ValueError for a bad BIPACE_NUM_THREADS."""
+def using(num_threads: Any = None) -> Iterator[None]:
+    """The count of all native calls inside; None keeps the outer one.  ValueError for a bad BIPACE_NUM_THREADS.
+
+    Every public function runs inside, if only as `@using()`: a forked child inherits torch's pool without its threads,
+    for which torch would wait forever, so there it works alone meanwhile, as it does in DataLoader's workers.
+    """
     token = _chosen.set(checked(num_threads) or count())
+    of_torch = torch.get_num_threads() if _forked else 1
     try:
+        if of_torch > 1:
+            torch.set_num_threads(1)
         yield
     finally:
+        if of_torch > 1:
+            torch.set_num_threads(of_torch)
         _chosen.reset(token)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..backends import dispatch
+from ..backends import dispatch, threads
 from ..clustering.cluster import _epsilons, cluster
 from ..clustering.epsilon import choose_epsilon, pair
 from ..clustering.sizes import measure_sizes
@@ -31,6 +31,7 @@ Tensor = torch.Tensor
 DEGENERATE = 0.95  # of the prompts in singletons, or in the largest cluster of their group: as in the metrics' warnings
 
 
+@threads.using()
 def calibrate(
     model: Any,
     prompts: Any,

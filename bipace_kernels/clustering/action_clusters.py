@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from ..backends import threads
 from ..config import Config
 from ..inputs.columns import check_check
 from ..inputs.fingerprints import take_fingerprints
 from ..inputs.layout import Layout
 
 
+@threads.using()
 def action_clusters(
     action_fingerprint: Any,
     group: Any = None,

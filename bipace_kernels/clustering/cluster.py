@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..backends import threads
 from ..config import Config
 from ..inputs import checks
 from ..inputs.columns import check_check
@@ -17,6 +18,7 @@ from ..settings import EPSILON, RADII
 Tensor = torch.Tensor
 
 
+@threads.using()
 def cluster(
     fingerprint: Any,
     group: Any = None,

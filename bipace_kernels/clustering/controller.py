@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..backends import threads
 from ..backends.schema import LIMIT
 from ..diagnostics.value_r2 import value_r2
 from ..inputs import checks
@@ -105,6 +106,7 @@ class EpsilonController:
 
     # ---- the step ------------------------------------------------------------------------------------------------
 
+    @threads.using()
     def update(
         self,
         fingerprint: Any,

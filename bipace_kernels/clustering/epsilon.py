@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..backends import threads
 from ..inputs import checks
 from ..inputs.fingerprints import take_fingerprints
 from ..inputs.layout import Layout
@@ -24,6 +25,7 @@ class EpsilonChoice:
     reason: str
 
 
+@threads.using()
 def choose_epsilon(
     fingerprint: Any,
     group: Any = None,

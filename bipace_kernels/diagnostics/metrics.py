@@ -46,7 +46,7 @@ def compute_metrics(records: Records) -> dict[str, float]:
     if records.action_parsed is not None:
         out["action_parse_rate"] = _mean(records.action_parsed.numpy())
         if m and out["action_parse_rate"] < 0.5:
-            warn_of_unparsed(out["action_parse_rate"], stacklevel=3)
+            warn_of_unparsed(out["action_parse_rate"], stacklevel=4)
     return {f"bipace/{name}": value for name, value in out.items()}
 
 
@@ -99,7 +99,7 @@ def _warn_if_degenerate(records: Records, labels: Any) -> None:
                 f"{share:.0%} of the prompt groups with {_F1_GROUP} or more records hold one single cluster: the "
                 "partition does not distinguish states, and the step term is a group baseline. Lower epsilon or "
                 "choose another layer.",
-                stacklevel=3,
+                stacklevel=5,
             )
     alone = float((np.bincount(labels)[labels] == 1).mean()) if labels.size else 0.0
     if alone >= 0.95:
@@ -107,5 +107,5 @@ def _warn_if_degenerate(records: Records, labels: Any) -> None:
             "metrics: all_alone",
             f"{alone:.0%} of the rows are alone in their cluster: the step term is 0 nearly everywhere. Raise epsilon, "
             "or check that the fingerprints belong to these rows.",
-            stacklevel=3,
+            stacklevel=5,
         )

@@ -56,6 +56,7 @@ _UTF8 = "utf-8", "surrogatepass"  # for any str
 _ARGUMENTS = ("group", "trajectory", "step", "observation", "action_key", "fingerprint", *_REAL, *_BOOL)
 
 
+@threads.using()
 def advantage(
     group: Any = None,
     trajectory: Any = None,
@@ -119,6 +120,7 @@ def advantage(
     return result if back is None else result.as_arrays(back)
 
 
+@threads.using()
 def cluster(
     fingerprint: Any,
     group: Any,
@@ -164,6 +166,7 @@ def cluster(
     return _run(process_group, prepare).cluster
 
 
+@threads.using()
 def plan_owners(held: Any, cost: Any = None) -> Tensor:
     """The rank that owns each prompt group, for clusters made where the fingerprints are.
 

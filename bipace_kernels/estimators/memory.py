@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from ..backends import threads
 from ..backends.contract import FINGERPRINT_DTYPES
-from ..backends.records import Records, runs
+from ..backends.records import Records, out_of_range, runs
 
 Tensor = torch.Tensor
 
@@ -84,8 +85,8 @@ def _last(sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
 
 def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
     """ValueError if it is not one of the sizes of ValueMemory.state_dict()."""
-    if not isinstance(sizes, (list, tuple)) or not all(type(n) is int and n >= 0 for n in sizes):
-        raise ValueError(f"state must come from ValueMemory.state_dict(): {name} must be sizes, got {sizes!r}.")
+    if not isinstance(sizes, (list, tuple)) or not all(type(n) is int and 0 <= n < 1 << 63 for n in sizes):
+        raise ValueError(f"state must come from ValueMemory.state_dict(): {name} must be a list of sizes.")
     return tuple(sizes)
 
 
@@ -112,6 +113,7 @@ class ValueMemory:
     def __repr__(self) -> str:
         return f"ValueMemory(max_rows={self.max_rows}) with {len(self)} records"
 
+    @threads.using()
     def state_dict(self) -> dict[str, Any]:
         """The state for load_state_dict(): tensors on the CPU and plain numbers."""
         if self._held is None:
@@ -120,6 +122,7 @@ class ValueMemory:
         tensors = {name: getattr(held, name).cpu().clone() for name in ("fingerprint", "returns", "time", "usable")}
         return {**tensors, "groups": list(held.groups), "trajectories": list(held.trajectories)}
 
+    @threads.using()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the last max_rows records of another memory; ValueError if `state` is not from state_dict().
 
@@ -133,21 +136,31 @@ class ValueMemory:
             "usable": (1, (torch.bool,)),
         }  # fmt: skip
         groups = _sizes("groups", state.get("groups"))
+        for name, (ndim, dtypes) in wanted.items():
+            x: Any = state.get(name)
+            dense = isinstance(x, Tensor) and x.layout == torch.strided and not (x.is_nested or x.is_meta)
+            if not dense or x.ndim != ndim or x.dtype not in dtypes or x.shape[0] != sum(groups):
+                got = type(x).__name__
+                if isinstance(x, Tensor):
+                    got = f"{x.dtype} {list(x.shape)}" if dense else f"{x.layout} on {x.device}"
+                raise ValueError(
+                    f"state must come from ValueMemory.state_dict(): {name} must be a tensor of {sum(groups)} records, "
+                    f"got {got}."
+                )
         trajectories = _sizes("trajectories", state.get("trajectories", (1,) * sum(groups)))
         if sum(trajectories) != sum(groups):
             raise ValueError(
                 "state must come from ValueMemory.state_dict(): trajectories must hold the records of groups, "
                 f"{sum(groups)}, got {sum(trajectories)}."
             )
-        for name, (ndim, dtypes) in wanted.items():
-            x = state.get(name)
-            if not isinstance(x, Tensor) or x.ndim != ndim or x.dtype not in dtypes or x.shape[0] != sum(groups):
-                got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-                raise ValueError(
-                    f"state must come from ValueMemory.state_dict(): {name} must be a tensor of {sum(groups)} records, "
-                    f"got {got}."
-                )
-        fingerprint, returns, time, usable = (state[name].clone() for name in wanted)
+        fingerprint, returns, time, usable = (state[name].detach().clone() for name in wanted)
+        rows = fingerprint[usable]
+        fits = rows.isfinite().all(1) & (rows != 0).any(1) & ~out_of_range(returns[usable])  # others are not read
+        if not bool(fits.all()) or bool((time < 0).any()):
+            raise ValueError(
+                "state must come from ValueMemory.state_dict(): its usable records must have finite, non-zero "
+                "fingerprints, returns within ±1e37 and steps of at least 0; begin with an empty memory."
+            )
         found = Readings(fingerprint, returns, time, usable, groups, trajectories)
         self._held = found.last(self.max_rows)
 

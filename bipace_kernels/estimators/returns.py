@@ -20,6 +20,7 @@ from ..inputs.values import raise_copies, unlike_first
 Tensor = torch.Tensor
 
 
+@threads.using()
 def discounted_returns(
     rewards: Any,
     trajectory: Any = None,

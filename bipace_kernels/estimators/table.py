@@ -147,7 +147,8 @@ def _kernel_values(batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
         return critic.kernel_values(records, rows, own, batch.returns, landmarks, kernel), averaged
     lay = batch.layout
     groups, trajectories = (tuple(x.diff().tolist()) for x in (lay.group_offsets, lay.trajectory_offsets))
-    now = Readings(batch.by_record(fingerprint), batch.returns, records.time, _inside(batch), groups, trajectories)
+    time = records.time.clone()  # a layout's own
+    now = Readings(batch.by_record(fingerprint), batch.returns, time, _inside(batch), groups, trajectories)
     both = batch.memory.before(now)
     every = both.records()
     earlier = every.n_records - records.n_records

@@ -17,6 +17,7 @@ KINDS = "a list of str, token ids [N, T] (tensor or array), or a list of rows of
 _LARGEST_N = 1 << 40  # beyond any row; keeps 8·n inside int64
 
 
+@threads.using()
 def action_keys(
     responses: Any,
     *,

@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from ..backends import threads
 from ..inputs import checks
 from ..inputs.ids import number_objects
 from ..support import optional
@@ -110,6 +111,7 @@ class ActorHidden:
     model: Any = field(default=None, repr=False, compare=False)
     options: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
+    @threads.using()
     def embed(self, states: Any) -> Tensor:
         """[N, D] the states, checked for shape and dtype."""
         rows = states.rows() if hasattr(states, "rows") else states
@@ -144,6 +146,7 @@ class Ngram:
     num_threads: int | None = None
     name: str = "ngram"
 
+    @threads.using()
     def embed(self, states: Any) -> Tensor:
         """[N, dim] float32 unit vectors on the CPU."""
         distinct, number = _distinct(states, (str, bytes))
@@ -164,6 +167,7 @@ class Identity:
     epsilon: float = EMBEDDERS["identity"].epsilon
     name: str = "identity"
 
+    @threads.using()
     def embed(self, states: Any) -> Tensor:
         """[N, 128] float32 unit vectors on the CPU."""
         distinct, number = _distinct(states, (str, bytes))
@@ -216,6 +220,7 @@ class Sentence:
     def __repr__(self) -> str:
         return f"Sentence({self.name!r}, batch_size={self.batch_size}, device={str(self.encoder.device)!r})"
 
+    @threads.using()
     def embed(self, states: Any) -> Tensor:
         """[N, D] float32 unit vectors on the encoder's device."""
         distinct, number = _distinct(states, (str,))

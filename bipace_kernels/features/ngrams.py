@@ -11,6 +11,7 @@ from ..backends import dispatch, threads
 from ..inputs import checks, transfer
 
 
+@threads.using()
 def ngram_fingerprint(
     texts: Any,
     *,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..backends import threads
 from ..inputs import transfer
 
 ALL_CHECKED_UP_TO = 1 << 14  # larger tables are checked on every k-th id and on all added tokens
@@ -47,6 +48,8 @@ class TokenBytes:
                 f"offsets must increase from 0 to len(bytes) = {self.bytes.numel()}; make the table by "
                 "bk.token_bytes()."
             )
+        for name in ("offsets", "bytes"):  # the caller may write to its own
+            object.__setattr__(self, name, getattr(self, name).clone())
 
     @property
     def vocabulary_size(self) -> int:
@@ -77,6 +80,7 @@ class TokenBytes:
         return f"TokenBytes({self.vocabulary_size} ids, {self.bytes.numel()} bytes)"
 
 
+@threads.using()
 def token_bytes(tokenizer: Any) -> TokenBytes:
     """The bytes that each token of a Hugging Face tokenizer adds to the text.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..backends import threads
 from ..inputs import checks, interop
 
 Tensor = torch.Tensor
@@ -19,6 +20,14 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
     Returns [B, T] float32.  ValueError for advantages that are not finite and masks of other numbers, on the CPU; on a
     GPU values are not checked, since that would synchronize.
     """
+    if torch.compiler.is_compiling():
+        return _to_tokens(advantage, mask, looks=False)
+    with threads.using():
+        return _to_tokens(advantage, mask, looks=True)
+
+
+def _to_tokens(advantage: Any, mask: Any, *, looks: bool) -> Tensor:
+    """to_tokens(); looks: whether values on the CPU are checked."""
     if hasattr(advantage, "advantage"):
         raise TypeError(
             f"advantage must be the advantages [B], got {type(advantage).__name__}; pass its field `advantage`."
@@ -26,7 +35,7 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
     device, advantage, mask = interop.tensors(advantage=advantage, mask=mask)
     n = checks.length(advantage, "advantage")
     values = checks.real_vector(advantage, "advantage", n)
-    looks = device.type == "cpu" and not torch.compiler.is_compiling()
+    looks = looks and device.type == "cpu"
     if looks:
         checks.check_finite(values, "advantage", None)
     tokens = checks.to_tensor(mask, "mask", "booleans of shape [B, T]")

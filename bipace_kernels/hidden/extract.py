@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..backends import threads
 from ..support.progress import progress_bar
 from . import _shortened
 from ._prompts import Batch, Prompts, budget_of, packed_batch, padded_batch, prompts_of
@@ -21,6 +22,7 @@ Tensor = torch.Tensor
 _ONE_TOKEN: Batch = ([torch.zeros(1, dtype=torch.int64)], Positions(torch.zeros(1, dtype=torch.int64), torch.arange(2)))
 
 
+@threads.using()
 def extract(
     model: Any,
     input_ids: Any,
@@ -73,6 +75,7 @@ def extract(
     return next(iter(states.values()))
 
 
+@threads.using()
 def extract_layers(
     model: Any,
     input_ids: Any,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..backends import threads
 from ..inputs import checks
 
 Tensor = torch.Tensor
@@ -42,6 +43,7 @@ class Positions:
         return torch.repeat_interleave(torch.arange(self.n_rows), self.offsets.diff())
 
 
+@threads.using()
 def last_tokens(attention_mask: Any) -> Tensor:
     """[B] int64 column of the last attended token of each row, left- or right-padded; −1 where a row has none.
 
@@ -55,6 +57,7 @@ def last_tokens(attention_mask: Any) -> Tensor:
     return (mask * column).amax(1) - 1 if mask.shape[1] else column.new_full((mask.shape[0],), -1)
 
 
+@threads.using()
 def turn_positions(mask: Any, prompt_length: Any = 0) -> Positions:
     """The token before each turn of the model: the state in which it responds.
 

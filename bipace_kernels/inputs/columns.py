@@ -40,8 +40,10 @@ class Inputs:
     late: list[LateCheck]  # checks of masks that would have synchronized
 
     def kept(self) -> Inputs:
-        """Without what only the stages read, so that a result does not keep it alive."""
-        return replace(self, fingerprint=None, codes=None, observation=None, truncated=None)
+        """For a result: without what only the stages read, and with copies of what its metrics read."""
+        keys, parsed = (None if x is None else x.clone() for x in (self.action_key, self.action_parsed))
+        unread = replace(self, fingerprint=None, codes=None, observation=None, truncated=None)
+        return replace(unread, action_key=keys, action_parsed=parsed)
 
 
 def check_inputs(

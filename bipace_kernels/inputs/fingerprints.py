@@ -98,5 +98,5 @@ def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> La
             raise ValueError("trajectory is missing; step numbers need the trajectory that they count in.")
         return make_layout(group, group)  # one trajectory per group: the records in row order
     made = make_layout(group, trajectory, step)
-    warn_of_text_ids(trajectory, "clusters", stacklevel=5)
+    warn_of_text_ids(trajectory, "clusters", stacklevel=6)
     return made

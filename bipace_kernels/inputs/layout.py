@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..backends import dispatch
-from ..backends.records import Records, runs
+from ..backends import dispatch, threads
+from ..backends.records import Records, check_offsets, check_places, runs
 from ..support.errors import InputError, Named, Rows
 from ..support.handles import Handled
 from . import checks, interop, transfer
@@ -81,10 +81,12 @@ class Layout(Handled):
         """[M] int64 number of each record's trajectory."""
         return runs(self.trajectory_offsets)
 
+    @threads.using()
     def time(self) -> Tensor:
         """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
         return self.on("cpu").time
 
+    @threads.using()
     def source(self) -> Tensor:
         """[N] int64 record whose results each row gets: its own, or that of the step it copies; −1 for padding."""
         if self._source is not None:
@@ -116,6 +118,7 @@ class Layout(Handled):
             copied.wait(records.order)
         return records
 
+    @threads.using()
     def once(self) -> Layout:
         """The layout in which copies of a step (rows with equal group, trajectory and step) count once.
 
@@ -132,6 +135,7 @@ class Layout(Handled):
             made = self._kept["once"] = replace(made, _source=source)
         return made
 
+    @threads.using()
     def restrict(self, keep: Tensor) -> Layout:
         """The layout of some of its records (keep [M] bool): for rows set aside and for duplicates counted once."""
         kept = torch.nonzero(keep).flatten()
@@ -144,6 +148,7 @@ class Layout(Handled):
         return _from_sorted(self.n_rows, rows, g, t, s, self.valid, source)
 
 
+@threads.using()
 def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> Layout:
     """Sorts and numbers the ids of a batch, and computes its sizes.
 
@@ -178,10 +183,11 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     if permutation is not None:
         g, t, s = g[permutation], t[permutation], None if s is None else s[permutation]
         rows = permutation if rows is None else rows[permutation]
-    elif rows is None:
-        rows = np.arange(n)
+    else:
+        rows = np.arange(n) if rows is None else rows
+        s = None if s is None else s.copy()  # the caller may write to step later
     _check_one_group(g, t, rows)
-    made = _from_sorted(n, rows, g, t, s, mask)
+    made = _from_sorted(n, rows, g, t, s, None if mask is None else mask.clone())
     if device.type != "cpu":
         made.on(device)  # results are needed there
     return made
@@ -280,9 +286,15 @@ def check_layout(layout: Any, **ids: Any) -> Layout:
     for name, value in ids.items():
         if value is not None:
             raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
+    if not torch.compiler.is_compiling():  # its tensors can be written to; the op of a compiled graph checks them
+        for name in ("group_offsets", "trajectory_offsets"):
+            check_offsets(f"layout.{name}", getattr(layout, name), "M", layout.n_records)
+        check_offsets("layout.group_trajectories", layout.group_trajectories, "T", layout.n_trajectories)
+        check_places("layout.order", layout.order, "N", layout.n_rows, 0)
     return layout
 
 
+@threads.using()
 def trajectory_ids(group: Any, rollout: Any) -> Tensor:
     """[N] int64 trajectory ids, unique in the batch, of (group, rollout) pairs.
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from .. import pipeline
-from ..backends import dispatch
+from ..backends import dispatch, threads
 from ..backends.contract import FINGERPRINT_DTYPES, Critic
-from ..backends.records import Records
+from ..backends.records import Records, check_offsets, check_places
 from ..backends.schema import KERNELS, Kernel
 from ..config import Config
 from ..settings import DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, SAME, WIDTH, Range
@@ -85,6 +85,7 @@ class Op:
         given = dict(zip(self.types, args, strict=False)) | kwargs
         return {name: given.get(name) for name in self.types}
 
+    @threads.using()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self.bind(args, kwargs)
         device = next(value.device for value in given.values() if isinstance(value, Tensor))
@@ -93,6 +94,8 @@ class Op:
             sizes = check_sizes(columns)
             if self.name == "hash_token_ids":
                 _check_ids(columns)
+            # Only now: a copy of a view can be far larger than what it is a view of.
+            columns |= {n: x.contiguous() for n, x in columns.items() if n in TENSORS and isinstance(x, Tensor)}
             if device.type == "cpu":
                 _check_places(columns, sizes)
             if self.name == "hash_token_ids":
@@ -202,7 +205,7 @@ def _checked(name: str, kind: str, value: Any, device: torch.device) -> Any:
         raise TypeError(f"{name} must be {dtype}, got {value.dtype}; convert it with .to({dtype}).")
     if value.ndim != len(shape.split()):
         raise ValueError(f"{name} must have shape [{', '.join(shape.split())}], got {list(value.shape)}.")
-    return value.contiguous()
+    return value
 
 
 def check_sizes(columns: dict[str, Any]) -> dict[str, int]:
@@ -221,29 +224,15 @@ def check_sizes(columns: dict[str, Any]) -> dict[str, int]:
 
 
 def _check_places(columns: dict[str, Any], sizes: dict[str, int]) -> None:
-    """Raises ValueError for offsets and places of CPU tensors that would make native code read out of bounds.
-
-    By NumPy: torch's threads would hang in a forked child.
-    """
+    """Raises ValueError for offsets and places of CPU tensors that would make native code read out of bounds."""
     if columns.get("row_offsets") is not None:
         sizes = {**sizes, "E": columns["ids"].shape[0]}
     for name, letter in OFFSETS.items():
         if columns.get(name) is not None:
-            values, end = columns[name].numpy(), sizes[letter]
-            if values[0] != 0 or values[-1] != end or (values[1:] < values[:-1]).any():
-                ends = values.tolist() if values.size <= 6 else [*values[:3].tolist(), "…", *values[-2:].tolist()]
-                raise ValueError(
-                    f"{name} must increase from 0 to {letter} = {end}, got [{', '.join(map(str, ends))}]; take it "
-                    "from one layout with the others."
-                )
+            check_offsets(name, columns[name], letter, sizes[letter])
     for name, (letter, lowest) in PLACES.items():
-        if columns.get(name) is not None and columns[name].numel():
-            values, end = columns[name].numpy(), sizes[letter]
-            if values.min() < lowest or values.max() >= end:
-                raise ValueError(
-                    f"{name} must hold numbers from {lowest} to below {letter} = {end}, got {values.min()} to "
-                    f"{values.max()}."
-                )
+        if columns.get(name) is not None:
+            check_places(name, columns[name], letter, sizes[letter], lowest)
 
 
 def _records(columns: dict[str, Any], sizes: dict[str, int], device: torch.device) -> tuple[Records, dict[str, Any]]:
@@ -347,6 +336,7 @@ _CHAIN = (
 )
 
 
+@threads.using()
 def _advantage(
     *tensors: Tensor | None,  # those of compiled.TENSORS, each with N rows
     layout: int,

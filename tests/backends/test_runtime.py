@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -194,6 +195,31 @@ def test_calls_from_several_threads_at_once():
 
 
 @pytest.mark.slow
+def test_stages_are_imported_by_one_thread_at_a_time(monkeypatch):
+    """Threads that import modules of one package at once may meet Python's _DeadlockError."""
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def slow_import(name):
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.005)
+        with lock:
+            inside -= 1
+        return name
+
+    monkeypatch.setattr(dispatch.importlib, "import_module", slow_import)
+    fresh = dispatch.Backend("cpu")
+    workers = [threading.Thread(target=getattr, args=(fresh, stage)) for stage in dispatch.STAGES]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert most == 1
+    assert vars(fresh).keys() >= set(dispatch.STAGES)
+
+
 def test_same_bits_in_another_process():
     code = """
 from batches import CONFIGS, make_batch

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from ragged import same_bits, sentinels, stage, unaligned
+from ragged import BACKEND, same_bits, sentinels, stage, unaligned
+
+import bipace_kernels as bk
 
 combine = stage("combine")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -75,3 +77,18 @@ def test_padding_alone_and_nothing(device):
     got = rows_of(device, made(0), torch.full((5,), -1))
     assert [x.tolist() for x in got] == [[a] * 5 for a in ABSENT]
     assert all(x.shape == (0,) for x in rows_of(device, made(3), torch.empty(0, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize(("weights", "wanted"), [((1e300, 2e300), -MAX), ((2e300, 1e300), MAX), ((1e300, 1.0), MAX)])
+def test_huge_weights_saturate_with_the_sign_of_the_sum(device, weights, wanted):
+    """A_ep = 1e30 and A_S = −1e30, each times its weight: ∞ − ∞ would be NaN."""
+    options = {"gamma": 1.0, "episode_weight": weights[0], "step_weight": weights[1]}
+    rewards = torch.tensor([4e30, -2e30, 0.0, 0.0], dtype=torch.float64, device=device)
+    for backend in {BACKEND, "reference"} if device.type == "cpu" else {BACKEND}:
+        result = bk.advantage(
+            [0] * 4, [0, 0, 1, 1], rewards, observation=["a", "b", "c", "b"],
+            config=bk.Config.gigpo("mean_norm", **options), backend=backend,
+        )  # fmt: skip
+        assert result.episode_advantage.tolist()[1] == pytest.approx(1e30)
+        assert result.step_advantage.tolist()[1] == pytest.approx(-1e30)
+        assert result.advantage.tolist()[1] == pytest.approx(wanted)

@@ -648,6 +648,45 @@ def test_a_memory_holds_no_bad_rows(backend):
     assert bool(results[0].value.isfinite().all())
 
 
+def test_a_memory_owns_its_steps():
+    config = replace(VALUES["shared"], share="memory")
+    first = parts()[0][0]
+    memories = [bk.ValueMemory(1000) for _ in range(2)]
+    steps = [first.step.copy() for _ in memories]
+    lay = bk.layout(first.group, first.trajectory, steps[1])
+    run(config, first, step=steps[0], memory=memories[0])
+    run(config, first, group=None, trajectory=None, step=None, layout=lay, memory=memories[1])
+    steps[0][:] = steps[1][:] = 0
+    lay.step[:] = 0
+    assert all(torch.equal(memory.state_dict()["time"], torch.tensor(first.step)) for memory in memories)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_memory_refuses_states_that_would_spoil_later_values():
+    memory = bk.ValueMemory(100)
+    run(replace(VALUES["shared"], share="memory"), memory=memory)
+    state, rows = memory.state_dict(), len(memory)
+
+    def with_first(name, value):
+        column = state[name].clone()
+        column[0] = value
+        return {name: column}
+
+    for change in (
+        with_first("returns", math.nan), with_first("returns", math.inf), with_first("returns", 2e37),
+        with_first("fingerprint", math.nan), with_first("fingerprint", 0.0), with_first("time", -1),
+        {"returns": state["returns"].to("meta")}, {"returns": state["returns"].to_sparse()},
+        {"fingerprint": torch.nested.nested_tensor([torch.ones(3)] * rows)}, {"groups": [10**400]},
+        {"groups": [10**5000]},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"^state must come from ValueMemory.state_dict\(\): "):
+            memory.load_state_dict({**state, **change})
+    for name, column in memory.state_dict().items():  # a refused state changes nothing
+        assert torch.equal(torch.as_tensor(column), torch.as_tensor(state[name]))
+    usable = with_first("usable", False)
+    memory.load_state_dict({**state, **usable, **with_first("fingerprint", math.nan)})  # which nothing reads
+
+
 def test_wrong_memories():
     config, memory = replace(VALUES["shared"], share="memory"), bk.ValueMemory(100)
     with pytest.raises(ValueError, match="max_rows must be an int of at least 1, got 0"):
@@ -663,7 +702,7 @@ def test_wrong_memories():
         ValueError, match=r"state must come from ValueMemory.state_dict\(\): fingerprint must be a tensor"
     ):
         memory.load_state_dict({"groups": [1]})
-    with pytest.raises(ValueError, match="groups must be sizes"):
+    with pytest.raises(ValueError, match="groups must be a list of sizes"):
         memory.load_state_dict(memory.state_dict() | {"groups": [N + 6, -6]})
 
 

@@ -18,6 +18,7 @@ from sized import BY_RECORD, POSITIONAL
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bipace_kernels.backends import dispatch
+from bipace_kernels.inputs import layout
 from bipace_kernels.ops.registry import without_masks
 
 _OF_ROWS = ("unit_rows", "whitened_rows", "centred_rows")
@@ -98,7 +99,17 @@ class Watched(dispatch.Backend):
         with pytest.MonkeyPatch.context() as patch, _Reading(self):
             for name in ("tolist", "numpy", "cpu", "__array__"):  # no operator of torch is called for these on the CPU
                 patch.setattr(torch.Tensor, name, self._refusing(name, getattr(torch.Tensor, name)))
+            for name in ("check_offsets", "check_places"):  # of a layout's own tensors, which are on the host
+                patch.setattr(layout, name, self._of_host(getattr(layout, name)))
             yield
+
+    def _of_host(self, function):
+        @functools.wraps(function)
+        def run(*args):
+            with self.stage():
+                return function(*args)
+
+        return run
 
     def _refusing(self, name, function):
         @functools.wraps(function)

@@ -154,3 +154,28 @@ def test_where_no_backend_computes():
 def test_unsigned_ids_beside_padding(dtype):
     lay = bk.layout(torch.tensor([1, 1, 0]).to(dtype), torch.tensor([5, 5, 7]).to(dtype), valid=[True, True, False])
     assert lay.n_records == 2 and lay.n_trajectories == 1
+
+
+@pytest.mark.parametrize("array", [np.asarray, torch.tensor])
+def test_a_layout_owns_its_data(array):
+    step, valid = array([0, 1, 2, 3]), array([True, True, True, False])
+    lay = bk.layout([0] * 4, [0] * 4, step, valid=valid)
+    step[:], valid[:] = 9, False
+    assert lay.step.tolist() == [0, 1, 2]
+    assert lay.valid.tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("name", ["group_offsets", "trajectory_offsets", "group_trajectories", "order"])
+def test_a_layout_that_was_written_to_is_refused(name):
+    """Native code would read out of bounds."""
+    group, trajectory, x = [0, 0, 1, 1], [0, 1, 2, 3], np.eye(4, dtype=np.float32)
+    for value in (-1, 1 << 40):
+        lay = bk.layout(group, trajectory)
+        getattr(lay, name)[1] = value
+        for call in (
+            lambda lay=lay: bk.advantage(rewards=[0.0] * 4, fingerprint=x, action_key=[0] * 4, layout=lay),
+            lambda lay=lay: bk.cluster(x, layout=lay),
+            lambda lay=lay: bk.discounted_returns([0.0] * 4, layout=lay),
+        ):
+            with pytest.raises(ValueError, match=rf"^layout\.{name} must "):
+                call()

@@ -206,3 +206,14 @@ def test_choose_epsilon_refuses(changes, words):
     x, group = spread_out(n=60)
     with pytest.raises(ValueError, match=words):
         bk.choose_epsilon(**{"fingerprint": x, "group": group, **changes})
+
+
+def test_metrics_do_not_change_with_the_callers_keys():
+    keys, parsed = torch.tensor([0, 0, 1, 1]), torch.tensor([True] * 4)
+    config = bk.Config.gigpo()
+    given = {"rewards": [1.0, 0.0, 0.0, 1.0], "observation": ["a"] * 4, "action_key": keys, "action_parsed": parsed}
+    result = bk.advantage([0] * 4, [0, 1, 2, 3], config=config, **given)
+    before = result.metrics()
+    keys.zero_()
+    parsed.zero_()
+    assert result.metrics() == before

@@ -318,3 +318,12 @@ def test_handles_go_with_their_objects():
     gc.collect()
     with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep references to the Layout"):
         handles.find(gone)
+
+
+def test_sizes_are_checked_before_a_view_is_copied():
+    lay, value = bk.layout([0, 0], [0, 0]), torch.zeros(2, dtype=torch.float64)
+    huge = torch.zeros((), dtype=torch.float64).expand(1 << 50)  # no memory holds its copy
+    with pytest.raises(ValueError, match=r"value must have shape .* as rewards has it"):
+        torch.ops.bipace.gae_advantage(
+            huge, value, None, lay.trajectory_offsets, None, 0.9, 0.9, n_trajectories=1, taken=None
+        )

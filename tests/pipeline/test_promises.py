@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from batches import OUTPUTS
+from marks import slow
 from paths import ROOT, copy_tracked, python
 
 import bipace_kernels as bk
@@ -204,6 +205,98 @@ for _ in range(10):
 print("fine")
 """
     assert python(PROLOGUE + code, timeout=120) == "fine"
+
+
+EVERY_FUNCTION = """
+import os, signal, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+import bipace_kernels as bk
+from bipace_kernels.distributed import plan_owners
+from bipace_kernels.hidden import last_tokens, turn_positions
+
+torch.set_num_threads(4)
+n = int(sys.argv[1])
+group, trajectory, step = torch.arange(n) // 40, torch.arange(n) // 10, torch.arange(n) % 10
+x, rewards, twice = torch.randn(n, 8), torch.randn(n), torch.arange(n) % 10 // 2
+columns = dict(group=group, trajectory=trajectory, step=step, rewards=rewards, fingerprint=x, action_key=group % 3)
+rows = torch.randperm(n)
+mixed = {name: column[rows] for name, column in columns.items()}
+holed, wide = x.double(), x.double()
+holed[::7] = float("nan")
+texts = [f"<action>go {i % 50}</action>" for i in range(n)]
+ids, mask, some, ones = torch.randint(0, 9, (n, 4)), torch.ones(n, 4, dtype=torch.bool), rewards > -1, torch.ones(n)
+halves = torch.ones(n, 4, dtype=torch.int32)[:, ::2]
+lay, result, padding = bk.layout(group, trajectory, step), bk.advantage(**columns), torch.zeros(n, dtype=torch.bool)
+reward64, memory, op = rewards.double()[rows], bk.ValueMemory(10**6), torch.ops.bipace
+table = torch.ones(2, n, dtype=torch.int64)
+
+def advantage(config, memory=None, **changes):
+    return lambda: bk.advantage(**{**columns, **changes}, config=config, memory=memory).metrics()
+
+def state():
+    again = bk.ValueMemory(n // 3)
+    again.load_state_dict(memory.state_dict())
+    return again.state_dict()
+
+own = bk.Config(estimator=lambda records: records.returns.double().abs().float(), partition="cosine")
+calls = {
+    "advantage": advantage(None), "advantage, mixed": advantage(None, **mixed),
+    "advantage, set aside": advantage(bk.Config.bipace(on_invalid="singleton"), fingerprint=holed),
+    "advantage, exact": advantage(bk.Config.gigpo(), observation=texts),
+    "advantage, history": advantage(bk.Config.hgpo(), observation=texts),
+    "advantage, copies": advantage(bk.Config.bipace(duplicates="once"), step=twice, rewards=ones),
+    "advantage, group": advantage(bk.Config.gae(share="group")),
+    "advantage, batch": advantage(bk.Config.gae(share="batch")),
+    "advantage, own": advantage(own),
+    "ValueMemory": advantage(bk.Config.gae(share="memory"), memory), "ValueMemory.state_dict": state,
+    "layout": lambda: bk.layout(group, trajectory, twice, valid=some).once().source(),
+    "Layout": lambda: (lay.time(), lay.on("cpu"), lay.restrict(some)),
+    "trajectory_ids": lambda: bk.trajectory_ids(group, trajectory),
+    "cluster": lambda: bk.cluster(x, group, [0.1, 0.2]),
+    "action_clusters": lambda: bk.action_clusters(x, group, 0),
+    "choose_epsilon": lambda: bk.choose_epsilon(x, group),
+    "EpsilonController": lambda: bk.EpsilonController(objective="value_r2").update(x, layout=lay, returns=rewards),
+    "discounted_returns": lambda: bk.discounted_returns(rewards, trajectory, step=step),
+    "AdvantageResult": lambda: (result.metrics(), result.value_r2(), result.with_bad_states(padding).metrics()),
+    "kernel_value_r2": lambda: bk.kernel_value_r2(result, x, bk.Config.gae(share="group")),
+    "action_keys": lambda: (bk.action_keys(texts), bk.action_keys(ids, mode="first_n", mask=mask)),
+    "ngram_fingerprint": lambda: bk.ngram_fingerprint(texts, dim=16),
+    "embedders": lambda: [e.embed(y) for e, y in ((bk.embedders.Ngram(dim=16), texts),
+        (bk.embedders.Identity(), texts), (bk.embedders.ActorHidden(), wide))],
+    "to_tokens": lambda: bk.to_tokens(rewards, mask),
+    "hidden": lambda: (last_tokens(mask), turn_positions(mask, 1)),
+    "distributed": lambda: plan_owners(table),
+    "ops": lambda: (
+        op.discounted_returns(reward64, None, lay.trajectory_offsets, 0.9, n_trajectories=lay.n_trajectories),
+        op.cluster_cosine(x, lay.order, lay.group_offsets, None, 0.1, taken=some, n_groups=lay.n_groups,
+            longest_group=lay.longest_group)),
+}
+for name, call in calls.items():
+    call()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)  # ends a child that hangs
+        status = 1
+        try:
+            call()
+            status = 0 if torch.get_num_threads() == 4 else 2
+        finally:
+            os._exit(status)
+    status = os.waitpid(pid, 0)[1]
+    assert status == 0, f"{name}: wait status {status} (14: hung, 512: torch keeps one thread)"
+# Types that compute nothing, and what needs a model.
+others = {name for name in bk.__all__ if name.endswith(("Error", "Status", "Choice", "R2", "__"))}
+others |= {"Branch", "Calibration", "Config", "StepRecords", "TokenBytes", "backends", "calibrate", "token_bytes"}
+print(sorted(set(bk.__all__) - others - {name.partition(",")[0] for name in calls}))
+"""
+
+
+@needs_fork
+@pytest.mark.parametrize("n", [8000, slow(100_000)])
+def test_every_function_works_in_a_forked_child_of_a_process_that_called_it(n):
+    """The child inherits torch's thread pool without its threads: a call that entered it would wait forever."""
+    assert python(EVERY_FUNCTION, str(n), timeout=600, OMP_NUM_THREADS="4") == "[]"
 
 
 @needs_fork

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..records import Records
-from ..schema import Branch, Terms
+from ..schema import Branch, Terms, scaled
 
 Tensor = torch.Tensor
 
@@ -32,6 +32,7 @@ def _total(episode: Tensor, step_term: Tensor, episode_weight: float, weight: fl
     """A in float64, rounded once; w = 0 gives A_ep back bit for bit.  Saturates, never overflows."""
     if weight == 0 and episode_weight == 1:
         return episode  # adding 0 would turn −0.0 into 0.0
-    total = episode_weight * episode.to(torch.float64) + weight * step_term.to(torch.float64)
+    episode_weight, weight, scale = scaled(episode_weight, weight)
+    total = (episode_weight * episode.to(torch.float64) + weight * step_term.to(torch.float64)).mul_(scale)
     limit = torch.finfo(torch.float32).max
     return total.clamp_(-limit, limit).to(torch.float32)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..records import Records
-from ..schema import Branch, Terms
+from ..schema import Branch, Terms, scaled
 from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
@@ -25,12 +25,12 @@ def combine(
     floats = [torch.empty(n_rows, dtype=torch.float32, device=source.device) for _ in range(4)]
     cluster = torch.empty(n_rows, dtype=torch.int64, device=source.device)
     kind = torch.empty(n_rows, dtype=torch.uint8, device=source.device)
-    of_episode, of_step = weights or (1.0, 1.0)
+    of_episode, of_step, scale = scaled(*(weights or (1.0, 1.0)))
     if n_rows:
         with device_guard(source):
             inputs = (episode, terms.step_term, returns, terms.labels, terms.branch, source, records.taken)
             _combine[(ceil_div(n_rows, LANES),)](
-                *inputs, *floats, cluster, kind, float(of_step), float(of_episode), n_rows, weights is None, **_OPTIONS
+                *inputs, *floats, cluster, kind, of_step, of_episode, scale, n_rows, weights is None, **_OPTIONS
             )
     advantage, step_out, episode_out, returns_out = floats
     return advantage, step_out, episode_out, returns_out, cluster, kind
@@ -53,6 +53,7 @@ def _combine(
     branch_out,  # [N] uint8
     weight: tl.float64,
     episode_weight: tl.float64,
+    scale: tl.float64,
     n_rows,
     TOTAL_IS_STEP: tl.constexpr,
     LARGEST: tl.constexpr,  # float32
@@ -70,7 +71,7 @@ def _combine(
     if TOTAL_IS_STEP:
         advantage = step
     else:
-        total = episode_weight * ours.to(tl.float64) + weight * step.to(tl.float64)
+        total = (episode_weight * ours.to(tl.float64) + weight * step.to(tl.float64)) * scale
         total = tl.minimum(tl.maximum(total, -LARGEST), LARGEST)
         # Adding 0 would turn −0.0 into 0.0.
         advantage = tl.where((weight == 0.0) & (episode_weight == 1.0), ours, total.to(tl.float32))
