@@ -46,25 +46,15 @@ def observation_texts(observation: Any, lay: Layout, longest: int) -> list[str]:
 
 def check_text(text: Any, row: int, longest: int) -> None:
     """Of partition "similar": TypeError for what is not a str, ValueError for one of more than `longest` characters."""
-    similar, exact = Named("partition", ("similar",)), Named("partition", ("exact",))
+    name, similar, exact = Named("observation"), Named("partition", ("similar",)), Named("partition", ("exact",))
+    at = Rows([row])
     if not isinstance(text, str):
-        raise InputTypeError(
-            "{} must hold str for {}, got {} at {}; decode it, or use {}.",
-            Named("observation"),
-            similar,
-            checks.type_name(text),
-            Rows([row]),
-            exact,
-        )
+        message = "{} must hold str for {}, got {} at {}; decode it, or use {}."
+        raise InputTypeError(message, name, similar, checks.type_name(text), at, exact)
     if len(text) > longest:
-        raise InputError(
+        message = (
             "{} must hold texts of at most longest_text = {} characters for {}, whose time grows with the product of "
-            "two lengths, got {} at {}; cut it off, use {}, or set {}.",
-            Named("observation"),
-            longest,
-            similar,
-            len(text),
-            Rows([row]),
-            exact,
-            Named("longest_text", (len(text),), in_config=True),
+            "two lengths, got {} at {}; cut it off, use {}, or set {}."
         )
+        longer = Named("longest_text", (len(text),), in_config=True)
+        raise InputError(message, name, longest, similar, len(text), at, exact, longer)

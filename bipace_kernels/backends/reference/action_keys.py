@@ -21,11 +21,6 @@ ACTION_TAG = re.compile(rb"<action>(.*?)</action>", re.DOTALL)
 LARGEST_TABLE = sys.maxsize  # bytes
 
 
-def _key_of_ids(ids: list[int], n: int) -> int:
-    first = ids[:n]
-    return signed(xxh64(struct.pack(f"<{len(first)}q", *first), SEED_FIRST_N))
-
-
 def _key_of_bytes(text: bytes, mode: str) -> tuple[int, bool] | None:
     """Key of a text, and True, or None where the text does not parse in this mode."""
     if mode == "text":
@@ -83,7 +78,8 @@ def hash_token_ids(
         found = None
         if mode != "first_n":
             found = _key_of_bytes(b"".join(data[offsets[v] : offsets[v + 1]] for v in tokens), mode)
-        keys[r], parsed[r] = found or (_key_of_ids(tokens, n), False)
+        first = struct.pack(f"<{len(tokens[:n])}q", *tokens[:n])
+        keys[r], parsed[r] = found or (signed(xxh64(first, SEED_FIRST_N)), False)
     return keys, parsed, torch.tensor([-1])
 
 
