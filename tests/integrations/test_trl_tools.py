@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ import trl
 from datasets import Dataset
 from packaging.version import Version
 from tool_turns import Scripted, Silent, Walk, answer, call, make, tokenizer
+from trl import GRPOTrainer
 
 import bipace_kernels as bk
 
@@ -405,3 +407,88 @@ def test_advantages_are_those_of_what_environments_log(tmp_path, monkeypatch, en
         (wanted,) = tt.by_hand(batch, config=config, mode="text" if environment is Silent else "action_tag")
         assert torch.equal(batch["output"]["advantages"], wanted)
     assert environment is not Told or {row["truncated"] for row in trainer.batches[0]["inputs"]} == {True, False}
+
+
+# ------------------------------------------------------------------------------------------------------- a hostile run
+
+
+class Hostile(Late):
+    """Lists that are never emptied, calls that fail before or after they log, entries that vanish or are no numbers."""
+
+    luck = random.Random(1)
+
+    def move(self, direction: str) -> str:
+        """
+        Takes one step.
+
+        Args:
+            direction: north or south.
+        """
+        chance = self.luck.random()
+        if chance < 0.1:
+            raise RuntimeError("no way")
+        seen = super().move(direction)
+        self.truncated = chance > 0.97
+        if chance < 0.2:
+            raise ValueError("too late")
+        if chance < 0.23:
+            self.step_rewards.pop()
+            self.observations.clear()
+        elif chance < 0.26:
+            self.step_rewards[-1] = "many"
+        elif chance < 0.29:
+            self.actions += ["again", None]
+        return seen
+
+
+class Drawn(GRPOTrainer):
+    """Turns of every kind, whatever TRL asks for."""
+
+    luck = random.Random(2)
+    cut = '<tool_call>\n{"name": "move", "arguments": {"direc'
+    kinds = (
+        NORTH, SOUTH, NORTH + SOUTH, NORTH + NORTH + WRONG, WRONG, UNKNOWN, NORTH + cut, answer("done"), answer(cut), answer(""),
+        answer("<tool_call>\n" + '{"a": [' * 9 + "\n</tool_call>"), call("move", direction={"to": [["x"]]}), "no end",
+        call("move", direction="north " * 300),
+    )  # fmt: skip
+
+    def _generate_single_turn(self, prompt_ids, *_, **__):
+        texts = [self.luck.choice(self.kinds) for _ in prompt_ids]
+        texts = [text + "<|im_end|>" if text.endswith("</tool_call>\n") else text for text in texts]
+        return [self.processing_class(text)["input_ids"][: self.max_completion_length] for text in texts], None
+
+
+class Wild(tt.BiPACEGRPOTrainer, Drawn):
+    pass
+
+
+@pytest.mark.slow
+def test_two_hundred_updates_with_a_hostile_environment(tmp_path, monkeypatch):
+    """Finite losses, and every rollout is in its batch: with its turns, or set aside and counted."""
+    batches, run = [], bk.advantage
+
+    def advantage(**given):
+        batches.append((given, run(**given)))
+        return batches[-1][1]
+
+    monkeypatch.setattr(bk, "advantage", advantage)
+    monkeypatch.setattr(tt, "make_model", partial(tt.make_model, num_hidden_layers=2, hidden_size=16))
+    rewards = [lambda environments, **_: [None if e.place < -1 else float(e.place) for e in environments]]
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("Go. ", "Walk. ")]})
+    options = {"max_steps": 200, "per_device_train_batch_size": 4, "num_generations": 2, "bipace_layer": -2}
+    options |= {"reward_funcs": rewards, "train_dataset": data, "bipace_method": "gae", "max_completion_length": 160}
+    trainer = make(tmp_path, Hostile, Wild, **options)
+    with pytest.warns(RuntimeWarning, match="such rows are set aside"):
+        trainer.train()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert len(logs) == len(batches) == 200
+    assert torch.tensor([[log["loss"], log["grad_norm"]] for log in logs]).isfinite().all()
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    aside = 0
+    for log, (given, result) in zip(logs, batches, strict=True):
+        assert given["trajectory"].unique().tolist() == list(range(4)) and result.advantage.isfinite().all()
+        bad = given["rewards"].isnan() | given["episode_return"].isnan()
+        assert log["bipace/invalid_row_fraction"] == pytest.approx(float(bad.double().mean()))
+        assert not result.advantage[bad].any()
+        aside += int(bad.sum())
+    assert 0 < aside < sum(len(given["rewards"]) for given, _ in batches) / 2
