@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from .backends import threads
 from .diagnostics.metrics import compute_metrics
 from .diagnostics.records import Records, RecordSource
 from .diagnostics.value_r2 import ValueR2, value_r2
-
-Tensor = torch.Tensor
 
 ROWS = ("advantage", "step_advantage", "episode_advantage", "returns", "value", "cluster", "branch")
 

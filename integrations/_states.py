@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import pipeline
 from ..clustering.controller import EpsilonController
@@ -28,7 +29,6 @@ from ._recorder import Recorder
 from ._settings import Settings
 from ._turns import KINDS, windows
 
-Tensor = torch.Tensor
 Columns = Mapping[str, Any]  # arguments of advantage(), a row for each record
 Gather = Callable[[Columns], Columns]  # from the columns of this process to those of all
 _log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..backends import dispatch, threads
 from ..clustering.cluster import _epsilons, cluster
@@ -27,7 +28,6 @@ from .result import Calibration, Chosen, Scanned
 if TYPE_CHECKING:
     from .states import Pair, States
 
-Tensor = torch.Tensor
 DEGENERATE = 0.95  # of the prompts in singletons, or in the largest cluster of their group: as in the metrics' warnings
 
 
@@ -252,7 +252,7 @@ def _numbered(values: Any, name: str, n: int) -> tuple[Tensor, list[Any]]:
     got = checks.length(values, name)
     if got != n:
         raise ValueError(f"{name} must have one entry per prompt, N = {n}, got {got}.")
-    items = values.tolist() if isinstance(values, (torch.Tensor, np.ndarray)) else list(values)
+    items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
     if None in items:
         raise ValueError(
             f"{name}[{items.index(None)}] must be a value, got None; give it a value, or leave the prompt out."

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..backends import threads
 from ..config import Config
@@ -14,8 +15,6 @@ from ..inputs.columns import check_check
 from ..inputs.fingerprints import take_fingerprints
 from ..inputs.layout import Layout
 from ..settings import EPSILON, RADII
-
-Tensor = torch.Tensor
 
 
 @threads.using()

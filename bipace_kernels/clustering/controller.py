@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..backends import threads
 from ..backends.schema import LIMIT
@@ -18,8 +19,6 @@ from ..inputs.layout import Layout
 from ..settings import RADII
 from .epsilon import pair
 from .sizes import Sizes, measure_sizes
-
-Tensor = torch.Tensor
 
 OBJECTIVES = ("median", "value_r2")
 

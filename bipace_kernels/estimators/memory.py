@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..backends import threads
 from ..backends.contract import FINGERPRINT_DTYPES
 from ..backends.records import Records, out_of_range, runs
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)

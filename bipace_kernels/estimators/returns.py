@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..backends import dispatch, threads
 from ..backends.records import out_of_range
@@ -16,8 +17,6 @@ from ..inputs.layout import Layout, check_layout
 from ..inputs.layout import layout as make_layout
 from ..inputs.transfer import to_device, to_host
 from ..inputs.values import raise_copies, unlike_first
-
-Tensor = torch.Tensor
 
 
 @threads.using()

@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..backends import threads
 from ..inputs import checks
@@ -27,7 +28,6 @@ from ..support import optional
 from ..support.progress import progress_bar
 from .ngrams import ngram_fingerprint
 
-Tensor = torch.Tensor
 Progress = bool | Callable[[int], None]
 
 

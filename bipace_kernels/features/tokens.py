@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..backends import threads
 from ..inputs import checks, interop
-
-Tensor = torch.Tensor
 
 
 def to_tokens(advantage: Any, mask: Any) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..backends import threads
 from ..support.progress import progress_bar
@@ -16,8 +17,6 @@ from ._prompts import Batch, Prompts, budget_of, packed_batch, padded_batch, pro
 from .layers import Decoder, Layer, attention_of, text_config
 from .positions import Positions
 from .tap import Tap, tap
-
-Tensor = torch.Tensor
 
 _ONE_TOKEN: Batch = ([torch.zeros(1, dtype=torch.int64)], Positions(torch.zeros(1, dtype=torch.int64), torch.arange(2)))
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..backends import threads
 from ..inputs import checks
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..backends import dispatch, threads
 from ..backends.records import Records, check_offsets, check_places, runs
@@ -14,8 +15,6 @@ from ..support.errors import InputError, Named, Rows
 from ..support.handles import Handled
 from . import checks, interop, transfer
 from .ids import ids_to_int
-
-Tensor = torch.Tensor
 
 _SIZES = ("n_rows", "n_records", "n_groups", "n_trajectories", "longest_group", "longest_trajectory")
 _TENSORS = ("order", "group_offsets", "trajectory_offsets", "group_trajectories", "step", "first", "valid")
@@ -195,7 +194,7 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
 
 def _ids(values: Any, name: str, n: int, taken: Tensor | None) -> Tensor:
     """[M] int64 ids of the rows that take part; padding may hold anything."""
-    if isinstance(values, torch.Tensor):
+    if isinstance(values, Tensor):
         checks.check_dense(values, name)
     if taken is None:
         return checks.check_vector(ids_to_int(values, name)[0], name, n)

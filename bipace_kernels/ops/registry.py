@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import pipeline
 from ..backends import dispatch, threads
@@ -23,8 +24,6 @@ from ..config import Config
 from ..settings import DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, SAME, WIDTH, Range
 from ..support.handles import find
 from . import compiled
-
-Tensor = torch.Tensor
 
 _F32, _F64, _I64, _U8, _BOOL = torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool
 #: Shape in the letters of `Records` and dtype of each tensor argument but token ids and fingerprints, whatever the op.

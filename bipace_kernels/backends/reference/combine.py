@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..records import Records
 from ..schema import Branch, Terms, scaled
-
-Tensor = torch.Tensor
 
 
 def combine(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..records import Records
 from ..schema import Branch, Terms, scaled
 from ._launch import ceil_div, device_guard
-
-Tensor = torch.Tensor
 
 LANES = 256  # rows of a program
 # Constants as arguments: Triton compares a kernel's global ones with their values at every launch, which takes longer.
