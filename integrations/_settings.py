@@ -93,8 +93,10 @@ class OwnFields:
 
 def _of_trainers(row: Setting) -> Setting:
     """A row of `Config` in a trainer's configuration, where 0 turns off what None does in `Config`."""
-    if not (row.off and isinstance(row.accepts, Range)):
+    if not row.off:
         return row
+    if not isinstance(row.accepts, Range):
+        return replace(row, accepts=0)
     holds = row.accepts.holds
     return replace(row, accepts=Range(f"{row.accepts.text}, or 0", lambda x: x == 0 or holds(x)))
 

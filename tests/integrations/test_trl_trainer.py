@@ -250,11 +250,11 @@ def test_a_kernel_value_reads_texts_where_no_forward_is_there(tmp_path, no_early
 
 
 def test_a_kernel_value_has_hidden_states_by_a_forward_if_they_are_asked_for(tmp_path):
-    """Up to the rounding of a narrower forward."""
-    options = {**EARLY, "bipace_method": "gae", "bipace_embedder": "actor_hidden"}
+    """Up to the rounding of a narrower forward; without directions, whose landmarks are distinct rows bit by bit."""
+    options = {**EARLY, "bipace_method": "gae", "bipace_embedder": "actor_hidden", "bipace_kernel_directions": 0}
     trainer = trained(tmp_path, rollout_func=tt.rollout, **options)
     for batch in trainer.batches:
-        (wanted,) = tt.by_hand(batch, config=bk.Config.gae(**SINGLETON))
+        (wanted,) = tt.by_hand(batch, config=bk.Config.gae(kernel_directions=None, **SINGLETON))
         torch.testing.assert_close(batch["output"]["advantages"], wanted, atol=1e-4, rtol=0)
 
 

@@ -230,7 +230,7 @@ def advantages(monkeypatch):
     """verl's compute_advantage(), as the driver calls it: advantages and returns [B, T]."""
     from verl.trainer.ppo import ray_trainer
 
-    monkeypatch.setattr(_turns, "_byte_table", lambda tokenizer: BYTES)
+    monkeypatch.setattr(_turns, "_byte_table", lambda tokenizer, size: BYTES)
 
     def call(bipace, data, hidden=None):
         if hidden is not None:
@@ -345,7 +345,10 @@ def test_a_row_whose_entries_fit_no_turns_is_set_aside(advantages, name):
 @pytest.mark.parametrize("value", ["kernel", "cluster", "group"])
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_gae_reads_rewards_kl_and_what_was_cut_off(advantages, value, stepwise):
-    """r_t with each turn's own KL, from sparse rewards and from those of steps; R(τ) is in its small share of A_ep."""
+    """r_t with each turn's own KL, from sparse rewards and from those of steps; R(τ) is in its small share of A_ep.
+
+    What R(τ) has beyond the rewards of steps, 0.25, 0.5, 0 and −2.125 here, joins the last step.
+    """
     torch.manual_seed(2)
     hidden = [torch.randn(n, 16) for n in (2, 2, 1, 2)] if value == "kernel" else None
     cut = [True, None, False, True]
@@ -358,7 +361,7 @@ def test_gae_reads_rewards_kl_and_what_was_cut_off(advantages, value, stepwise):
     difference = data.batch["token_level_rewards"].double() - data.batch["token_level_scores"].double()
     turn = spread(torch.arange(1.0, 8), mask)
     each = torch.tensor([float(difference[turn == k].sum()) for k in range(1, 8)], dtype=torch.float64)
-    given = [0.25, 0.5, 0.0, -0.5, 0.5, 0.125, 1.0] if stepwise else TERMINAL
+    given = [0.25, 0.5 + 0.25, 0.0, -0.5 + 0.5, 0.5, 0.125, 1.0 - 2.125] if stepwise else TERMINAL
     total = torch.stack([1 + each[:2].sum()] * 2 + [each[2:4].sum()] * 2 + [0.5 + each[4]] + [each[5:].sum() - 1] * 2)
     state = {
         "kernel": {"fingerprint": hidden and torch.cat(hidden), **recognized()},
