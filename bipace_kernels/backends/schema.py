@@ -36,6 +36,7 @@ FOLDED = 512  # longer rows are folded to this length
 SMALLEST = 1e-6  # of the first eigenvalue: directions beyond are rounding
 JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
 TINY = 1e-6  # of max |R|: a root mean square up to this is rounding
+HUGE = 2.0**600  # weights of A beyond are divided by it until they are summed, so that no inf − inf is NaN
 LIMIT = 1e37  # a larger return counts as non-finite: differences and sums of two smaller ones fit float32
 
 
@@ -75,9 +76,3 @@ class Terms(NamedTuple):
     branch: torch.Tensor  # [M] uint8
     value: torch.Tensor | None = None  # [M] float64 V̂, of estimators that have one
     raw: torch.Tensor | None = None  # [M] float64 A_S before step_norm, of the same
-
-
-def scaled(of_episode: float, of_step: float) -> tuple[float, float, float]:
-    """Weights whose products with float32 are finite, so that no inf − inf is NaN, and the power of two they lack."""
-    scale = 2.0**600 if max(of_episode, of_step) > 2.0**600 else 1.0
-    return float(of_episode) / scale, float(of_step) / scale, scale

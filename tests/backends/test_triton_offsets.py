@@ -23,7 +23,7 @@ STRIDED = [
     if any(name.endswith("column_stride") for name in launch.constexprs)
 ]
 # Products inside one group's matrices, whose side is at most LONGEST; where such a matrix begins is 64-bit.
-WITHIN_A_GROUP = {"_gram", "_scan_groups", "_matrix"}
+WITHIN_A_GROUP = {"_gram", "_scan_groups", "_covariance"}
 TILE = 1024  # at most: the number of a tile times its side is the number of a record or of a column
 
 PRODUCT = re.compile(r"= arith\.muli (%[^\s,]+), (%[^\s,]+)(?: overflow<[^>]*>)? : (?:tensor<[\dx]+xi32[^>]*>|i32)")

@@ -2,6 +2,7 @@
 // GPUs, 0 the current one.
 #include <cuda_runtime_api.h>
 
+#include <stdexcept>
 #include <string>
 
 #include "cuda/launch.h"
@@ -53,9 +54,12 @@ cudaError_t cudaDeviceGetAttribute(int*, cudaDeviceAttr, int) { return cudaError
 const char* launch_one(int device, long long shared, size_t stream) {
   said.clear();
   const char words[16] = {};
-  const bipace::Status status = bipace::cuda::launch(*bipace::cuda::find("one"), {2, 1, 32, shared}, words,
-                                                     sizeof words, device, reinterpret_cast<void*>(stream));
-  said += status.message;
+  try {
+    bipace::cuda::launch(*bipace::cuda::find("one"), {2, 1, 32, shared}, words, sizeof words, device,
+                         reinterpret_cast<void*>(stream));
+  } catch (const std::runtime_error& error) {
+    said += error.what();
+  }
   return said.c_str();
 }
 }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..records import Records
-from ..schema import Branch, Terms, scaled
+from ..schema import HUGE, Branch, Terms
 
 
 def combine(
@@ -31,7 +31,7 @@ def _total(episode: Tensor, step_term: Tensor, episode_weight: float, weight: fl
     """A in float64, rounded once; w = 0 gives A_ep back bit for bit.  Saturates, never overflows."""
     if weight == 0 and episode_weight == 1:
         return episode  # adding 0 would turn −0.0 into 0.0
-    episode_weight, weight, scale = scaled(episode_weight, weight)
-    total = (episode_weight * episode.to(torch.float64) + weight * step_term.to(torch.float64)).mul_(scale)
+    scale = HUGE if max(episode_weight, weight) > HUGE else 1.0
+    total = episode_weight / scale * episode.to(torch.float64) + weight / scale * step_term.to(torch.float64)
     limit = torch.finfo(torch.float32).max
-    return total.clamp_(-limit, limit).to(torch.float32)
+    return total.mul_(scale).clamp_(-limit, limit).to(torch.float32)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..records import Records
-from ..schema import Branch, Terms, scaled
+from ..schema import HUGE, Branch, Terms
 from ._launch import ceil_div, device_guard
 
 LANES = 256  # rows of a program
@@ -24,12 +24,22 @@ def combine(
     floats = [torch.empty(n_rows, dtype=torch.float32, device=source.device) for _ in range(4)]
     cluster = torch.empty(n_rows, dtype=torch.int64, device=source.device)
     kind = torch.empty(n_rows, dtype=torch.uint8, device=source.device)
-    of_episode, of_step, scale = scaled(*(weights or (1.0, 1.0)))
+    of_episode, of_step = weights or (1.0, 1.0)
+    scale = HUGE if max(of_episode, of_step) > HUGE else 1.0
     if n_rows:
         with device_guard(source):
             inputs = (episode, terms.step_term, returns, terms.labels, terms.branch, source, records.taken)
             _combine[(ceil_div(n_rows, LANES),)](
-                *inputs, *floats, cluster, kind, of_step, of_episode, scale, n_rows, weights is None, **_OPTIONS
+                *inputs,
+                *floats,
+                cluster,
+                kind,
+                of_step / scale,
+                of_episode / scale,
+                scale,
+                n_rows,
+                weights is None,
+                **_OPTIONS,
             )
     advantage, step_out, episode_out, returns_out = floats
     return advantage, step_out, episode_out, returns_out, cluster, kind
