@@ -82,16 +82,20 @@ def test_tuning_takes_the_best_of_all_settings_by_validation_tasks(tmp_path):
     missing, chosen = comparison.decide("value-head", COMPARISON.defaults, tmp_path)
     assert len(missing) == 6 and chosen is None
     for run in missing:
-        write(run, rows({3e-4: 0.3, 6e-4: 0.5, 1.2e-3: 0.4}[run.settings.learning_rate], 1.0))
+        write(run, rows((0.3, 0.5, 0.4)[comparison.RATES.index(run.settings.learning_rate)], 1.0))
     missing, chosen = comparison.decide("value-head", COMPARISON.defaults, tmp_path)
-    assert len(missing) == 8 and {run.settings.learning_rate for run in missing} == {6e-4} and chosen is None
+    assert (
+        len(missing) == 8
+        and {run.settings.learning_rate for run in missing} == {comparison.RATES[1]}
+        and chosen is None
+    )
     for run in missing:
         # One seed alone is better at 0.3; a setting is judged by its mean over both.
         lucky = 0.6 if (run.settings.value_rate, run.seed) == (3e-4, 100) else 0.1
         write(run, rows(0.55 if run.settings.value_rate == 3e-3 else lucky, 0.0))
     missing, chosen = comparison.decide("value-head", COMPARISON.defaults, tmp_path)
     assert missing == [] and chosen is not None
-    assert (chosen["learning_rate"], chosen["value_rate"]) == (6e-4, 3e-3) and len(chosen["scores"]) == 7
+    assert (chosen["learning_rate"], chosen["value_rate"]) == (comparison.RATES[1], 3e-3) and len(chosen["scores"]) == 7
 
 
 def test_the_rival_and_the_temperatures_are_those_of_the_validation_tasks(tmp_path):
