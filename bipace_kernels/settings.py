@@ -186,7 +186,7 @@ class Fields:
     episode_weight: float = setting(1.0, "weight of A_ep; 0 in preset gae", NOT_NEGATIVE, "W", read_by=_ADDS_TERMS)
     value: str | Callable[..., Any] = setting(
         "kernel",
-        "V̂ of GAE: mean of the group, of clusters, or Gaussian process of fingerprints; also a function of StepRecords",
+        "V̂ of GAE: mean of the group or of clusters, Gaussian process of fingerprints; also a function of StepRecords",
         VALUES,
         read_by=_GAE,
     )

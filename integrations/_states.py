@@ -379,7 +379,7 @@ def metrics_of(
     result: AdvantageResult, embedder: str = "", epsilon: float | None = None, clusters: bool = True,
     settings: Settings | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """A step's metrics for the trainer's log: also a method of the user's own, embedder, ε, value R² (NaN: undefined)."""
+    """Metrics for the trainer's log: those of the result, an own method, embedder, ε, value R² (NaN: undefined)."""
     metrics = result.metrics()
     if settings is not None and settings.own is not None:
         metrics[f"bipace/method/{settings.method.rpartition('/')[2]}"] = 1.0

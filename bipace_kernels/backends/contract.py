@@ -156,7 +156,8 @@ class Critic(Protocol):
         """[M, w] float32 fingerprints at unit length, NaN for records that are not usable; float64 by the reference.
 
         Where D > width > 0 they are folded to w = width: element e is added to element e mod w, with the sign of
-        schema.signs, a fixed random projection: products of two rows change by about 1/√w of their lengths.  Else w = D.
+        schema.signs, a fixed random projection: products of two rows change by about 1/√w of their lengths.
+        Else w = D.
         """
 
     def whitened_rows(self, records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:

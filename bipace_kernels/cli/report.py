@@ -391,8 +391,8 @@ def _verdict(section: Section) -> str:
     spread = "" if error is None else f" ± {error:.3f}"
     constant = "" if section.constant.r2 is None else f"; one value for the whole batch has {section.constant.r2:.3f}"
     return (
-        f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}{spread}{constant}); with "
-        f"equal observations {alone:.0%} of the steps have no peers."
+        f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}{spread}{constant}); "
+        f"with equal observations {alone:.0%} of the steps have no peers."
     )
 
 

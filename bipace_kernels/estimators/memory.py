@@ -171,8 +171,8 @@ class ValueMemory:
         if held.fingerprint.shape[1] != now.fingerprint.shape[1]:
             raise ValueError(
                 f"fingerprint must have D = {held.fingerprint.shape[1]} like the batches in memory, got "
-                f"{now.fingerprint.shape[1]}: of another model, layer or embedder; begin with an empty ValueMemory (a trainer "
-                "that resumes from a checkpoint loads a full one from bipace_memory.pt)."
+                f"{now.fingerprint.shape[1]}: of another model, layer or embedder; begin with an empty ValueMemory (a "
+                "trainer that resumes from a checkpoint loads a full one from bipace_memory.pt)."
             )
         return held.then(now)
 

@@ -35,8 +35,9 @@ def decide(
         similar = torch.empty((e, slots, 2, PANEL, side + 1), dtype=torch.float32, device=device)
     decisions = torch.empty((e, slots, 6, side), dtype=torch.float32, device=device)
     launch(
-        "scan_groups", (slots, e), _THREADS, device=device, shared=_BEFORE + 2 * PANEL * clusters * 4, gram=products, side=side,
-        reciprocal=reciprocal, kind=kind, lowest=on_device(lowest, device) if e > 1 else None, only_lowest=lowest[0],
+        "scan_groups", (slots, e), _THREADS, device=device, shared=_BEFORE + 2 * PANEL * clusters * 4,
+        gram=products, side=side, reciprocal=reciprocal, kind=kind,
+        lowest=on_device(lowest, device) if e > 1 else None, only_lowest=lowest[0],
         capacity=clusters, similar=similar, decisions=decisions, first=first, first_stride=first.stride(0),
         **groups._asdict(),
     )  # fmt: skip
