@@ -29,10 +29,14 @@ LONGER = ((40, 60, 50), (1,), (129, 12))  # several tiles of a Gram matrix
 # With LARGE_DIM: stages of a tile that come round again, a dozen panels of a scan.
 LARGE = ((100, 100, 100, 100), (60, 40))
 LARGE_DIM = 512
-# An image may lack what the CPU's kernels are built with.
-HOST = "cpu" if bk.backends()["cpu"].available else "reference"
 Groups = tuple[tuple[int, ...], ...]
 STATES, DIM = 6, 72
+
+
+@functools.cache
+def host() -> str:
+    """The backend to compare with: an image may lack what the CPU's kernels are built with."""
+    return "cpu" if bk.backends()["cpu"].available else "reference"
 
 
 class Ragged:
@@ -64,13 +68,13 @@ class Ragged:
 
     def advantages(self, config: bk.Config) -> str:
         ours = bk.advantage(**self.there, config=config, backend=self.backend)
-        want = bk.advantage(**self.host, config=config, backend=HOST)
+        want = bk.advantage(**self.host, config=config, backend=host())
         labels = partition_agreement(ours.cluster.cpu(), want.cluster)
         return f"{labels}, {number_agreement(ours.advantage.cpu(), want.advantage)}"
 
     def sweep(self, epsilons: Sequence[float] = (0.0, 0.05, 0.10, 0.30)) -> str:
         ours = bk.cluster(self.there["fingerprint"], self.there["group"], list(epsilons), backend=self.backend)
-        want = bk.cluster(self.host["fingerprint"], self.host["group"], list(epsilons), backend=HOST)
+        want = bk.cluster(self.host["fingerprint"], self.host["group"], list(epsilons), backend=host())
         agreement = {partition_agreement(a, b) for a, b in zip(ours.cpu(), want, strict=True)}
         return ", ".join(sorted(agreement))
 
@@ -86,7 +90,7 @@ class Ragged:
             ours = bk.action_keys(
                 made.ids.to(self.device), mask=made.mask.to(self.device), backend=self.backend, **more
             )
-            want = bk.action_keys(made.ids, mask=made.mask, backend=HOST, **more)
+            want = bk.action_keys(made.ids, mask=made.mask, backend=host(), **more)
             same = all(torch.equal(a.cpu(), b) for a, b in zip(ours, want, strict=True))
             found.append(f"{mode}: {'same keys' if same else 'DIFFERENT'}")
         return ", ".join(found)
@@ -94,7 +98,7 @@ class Ragged:
 
 def ngrams(x: Ragged) -> str:
     found = bk.ngram_fingerprint(x.texts, device=x.device, backend=x.backend)
-    same = torch.equal(found.cpu(), bk.ngram_fingerprint(x.texts, backend=HOST))
+    same = torch.equal(found.cpu(), bk.ngram_fingerprint(x.texts, backend=host()))
     return "same bits" if same else "DIFFERENT"
 
 

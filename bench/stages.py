@@ -378,17 +378,25 @@ def advantage(ctx: Context) -> None:
 def critic(ctx: Context) -> None:
     """Config.gae() against BiPACE on the same fingerprints, and against a Gaussian process by BLAS and LAPACK."""
     group, batch = bk.Config.gae(share="group"), bk.Config.gae()
+    plain = bk.Config.gae(share="group", luck_noise=0, kernel_directions=None, kernel_inside=0)  # the first form
     for shape in ctx.shapes(*w.TRAINING[:2]):
         x = Hidden(shape)
-        result = x.gae(group)
+        result = x.gae(plain)
         data = x.rows, x.offsets, result.returns.numpy(), x.ids["step"].numpy()
-        naive = functools.partial(c.numpy_values, *data, group)
+        naive = functools.partial(c.numpy_values, *data, plain)
         same = number_agreement(torch.from_numpy(naive()), result.value.double())
         work = roofline.value_work(x.fingerprint, x.offsets)
         entries = [
             Entry("ours", BIPACE_CALL, x.advantage, note="the yardstick"),
             Entry("ours", GAE_GROUP, lambda _, x=x: x.gae(group), work),
-            Entry("competitor", NUMPY_VALUES, lambda _, naive=naive: naive(), work, same, "only values of states"),
+            Entry(
+                "competitor",
+                NUMPY_VALUES,
+                lambda _, naive=naive: naive(),
+                work,
+                same,
+                "only values of states, in the first form",
+            ),
             Entry("ours", GAE_BATCH, lambda _, x=x: x.gae(batch), work),
         ]
         _compare(ctx, "critic", shape.name, shape.text(), "float32", entries, ctx.slow)

@@ -450,7 +450,7 @@ def test_the_program_writes_what_it_shows(tmp_path, capsys):
         assert all(len(line["epsilon"]) == len(found["drift"]) == 2 for line in found["lines"].values())
     with pytest.raises(SystemExit):
         drift.main(["--rollouts", str(tmp_path / "none")])
-    assert "pass a file of rollouts" in capsys.readouterr().err
+    assert "pass a file that `bipace report` reads" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

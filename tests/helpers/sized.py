@@ -105,8 +105,8 @@ def _flat(name: str, function: Callable[..., Any], *, on_host: bool) -> Callable
     def run(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(POSITIONAL[name].split(), args, strict=False)) | kwargs
         of_records = {key: given.pop(key) for key in list(given) if key in OF_RECORDS}
-        of_kernel = {key: given.pop(key) for key in list(given) if key in OF_KERNEL}
-        if of_kernel:
+        if name in ("kernel_values", "same_action_advantage"):  # other stages have a γ too
+            of_kernel = {key: given.pop(key) for key in list(given) if key in OF_KERNEL}
             given["kernel"] = Kernel(**of_kernel)
         if name == "combine":
             weight, episode_weight = given.pop("weight"), given.pop("episode_weight", 1.0)
