@@ -146,10 +146,11 @@ def by_hand(batches, config, first_n=False):
                 end = next((u for u in range(t, len(written)) if not written[u]), len(written))
                 there = inputs["attention_mask"][i, : before + t].bool()
                 seen = ids[i, : before + t][there] if step == 0 else ids[i, before + last : before + t]
-                given = infos.get("step_rewards")
+                given = infos.get("step_rewards") or [0.0] * (len(starts) - 1) + [float(rewards[row])]
+                beyond = float(rewards[row]) - sum(given) if config.estimator == "gae" and t == starts[-1] else 0.0
                 for name, value in {
                     "group": row // GROUP, "trajectory": row, "step": step, "episode_return": float(rewards[row]),
-                    "rewards": given[step] if given else float(rewards[row]) * (t == starts[-1]),
+                    "rewards": given[step] + beyond,
                     "fingerprint": states[i, before + t - 1], "observation": TOKENIZER.decode(seen, skip_special_tokens=True),
                 }.items():  # fmt: skip
                     columns[name].append(value)
