@@ -126,7 +126,7 @@ def run_to_end(argv: Sequence[str], log: Path, *, seconds: float, env: Mapping[s
 
 
 def watch(
-    argv: Sequence[str], log: Path, heard: Callable[[str], None], *, limits: Mapping[str, float], deadline: float
+    argv: Sequence[str], log: Path, on_line: Callable[[str], None], *, limits: Mapping[str, float], deadline: float
 ) -> tuple[bool, str]:
     """Runs a program and passes its lines on; whether it ended well, and why there is no line that says so.
 
@@ -150,7 +150,7 @@ def watch(
                     phase = line[1:].decode()
                 else:
                     lines += 1
-                    heard(line.decode(errors="replace"))
+                    on_line(line.decode(errors="replace"))
             if not text:
                 break
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -218,8 +218,8 @@ def gae_of(given: Mapping[str, Any], gamma: float) -> Shared | None:
         return Shared.of({"gamma": gamma, **own}, f"{WHERE}bipace_")
     if own:
         raise ValueError(
-            f"{WHERE}bipace_method must be gae, or {OWN}, if there are keys bipace_…, got {own.get('method')!r}: set it, "
-            f"or leave out {', '.join(f'bipace_{name}' for name in own)}; the paper's methods are bisim_grouping and "
-            "cacb_enabled."
+            f"{WHERE}bipace_method must be gae, or {OWN}, if there are keys bipace_…, got {own.get('method')!r}: set "
+            f"it, or leave out {', '.join(f'bipace_{name}' for name in own)}; the paper's methods are bisim_grouping "
+            "and cacb_enabled."
         )
     return None

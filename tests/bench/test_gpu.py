@@ -377,18 +377,18 @@ def test_a_program_that_hangs_is_stopped(tmp_path):
 
 def watch(program, folder, **limits):
     """What checks.watch() says of a program of bash, and the lines that it passed on."""
-    heard, every = [], {"preparing": 60.0, "compiling": 60.0, "running": 60.0, **limits}
+    lines, every = [], {"preparing": 60.0, "compiling": 60.0, "running": 60.0, **limits}
     end = time.monotonic() + every.pop("all", 60.0)
-    said = checks.watch(["bash", "-c", program], folder / "log", heard.append, limits=every, deadline=end)
-    return (*said, heard)
+    said = checks.watch(["bash", "-c", program], folder / "log", lines.append, limits=every, deadline=end)
+    return (*said, lines)
 
 
 @pytest.mark.parametrize("phase", checks.LIMITS)
 def test_a_program_that_hangs_in_a_phase_is_ended_by_its_limit(phase, tmp_path):
     program = f"echo before; echo '#running'; echo '#{phase}'; echo in it; exec sleep 1000"
-    fine, why, heard = watch(program, tmp_path, **{phase: 0.5})
+    fine, why, lines = watch(program, tmp_path, **{phase: 0.5})
     assert not fine and why.startswith(f"STOPPED while {phase}, after ")
-    assert heard == ["before", "in it"]
+    assert lines == ["before", "in it"]
 
 
 def test_a_phase_has_its_limit_in_all_and_no_other_counts(tmp_path):
