@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from ..backends import threads
 from ..backends.schema import BLOCK, JITTER, Kernel
@@ -18,6 +19,7 @@ from ..config import Config
 from ..estimators.landmarks import choose_landmarks
 from ..estimators.table import kernel_of, kernel_rows
 from ..inputs import checks, interop
+from ..inputs.layout import Layout
 from ..result import AdvantageResult
 from .value_r2 import ValueR2, judged, mean_of_others
 
@@ -46,17 +48,12 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
         raise ValueError("config must be a Config.gae() with value='kernel'; other values have result.value_r2().")
     records = result._records()
     lay = records.layout
-    given = interop.all_to_torch({"fingerprint": fingerprint})["fingerprint"]
-    x = checks.fingerprint_matrix(given, lay.n_rows).detach().cpu()
     r, group = records.returns.double().numpy(), lay.group_of_record().numpy()
     trajectory, time = lay.trajectory_of_record().numpy(), lay.time().double().numpy()
     taken, base = mean_of_others(r, group, trajectory)
-    rows = x[lay.order]
-    usable = rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)
     alone, kernel = config.share == "group", kernel_of(config, config.kernel_noise)
-    landmarks = None if alone else choose_landmarks(x, lay.order, lay.time(), usable)
-    z, own, _ = kernel_rows(critic, config, replace(lay.on(x.device), usable=usable), x, landmarks)
-    inside = [np.flatnonzero(usable.numpy() & (group == g)) for g in range(lay.n_groups)]
+    z, own, usable, landmarks = _rows(lay, fingerprint, config)
+    inside = [np.flatnonzero(usable & (group == g)) for g in range(lay.n_groups)]
     if alone:
         inside = [part[taken[part]] for part in inside]
     prediction, covered = base.copy(), np.zeros(len(r), bool)
@@ -66,7 +63,7 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
             prior = base[part] if alone else np.zeros(len(part))
             at = critic.spaced(len(part)) if landmarks is None else critic.places(landmarks, part)
             prediction[part] = _left_out(
-                z.numpy()[part], (z if own is None else own).numpy()[part], time[part], r[part], prior,
+                z[part], (z if own is None else own)[part], time[part], r[part], prior,
                 trajectory[part], [len(group) for group in groups], at, kernel,
             )  # fmt: skip
             covered[part] = True
@@ -85,16 +82,12 @@ def nearest(
     from ..backends.reference import critic
 
     lay = result._records().layout
-    given = interop.all_to_torch({"fingerprint": fingerprint})["fingerprint"]
-    x = checks.fingerprint_matrix(given, lay.n_rows).detach().cpu()
-    usable = x[lay.order].isfinite().all(dim=1) & (x[lay.order] != 0).any(dim=1)
-    landmarks = None if config.share == "group" else choose_landmarks(x, lay.order, lay.time(), usable)
-    z, own, _ = kernel_rows(critic, config, replace(lay.on(x.device), usable=usable), x, landmarks)
+    z, own, usable, _ = _rows(lay, fingerprint, config)
     kernel, time, row_of = kernel_of(config, config.kernel_noise), lay.time().double().numpy(), lay.order.numpy()
-    sides = [(z.numpy(), 1.0)] if own is None else [(z.numpy(), 1.0), (own.numpy(), kernel.inside)]
+    sides = [(z, 1.0)] if own is None else [(z, 1.0), (own, kernel.inside)]
     found: list[tuple[list[int], list[float]]] = [([], [])] * lay.n_rows
     for begin, end in pairwise(lay.group_offsets.tolist()):
-        inside = begin + np.flatnonzero(usable[begin:end].numpy())
+        inside = begin + np.flatnonzero(usable[begin:end])
         for some in np.array_split(inside, -(-len(inside) // BLOCK)) if len(inside) else []:
             both = [
                 weight
@@ -107,6 +100,21 @@ def nearest(
             for i, chosen, own_k in zip(row_of[some].tolist(), best, k, strict=True):
                 found[i] = row_of[inside[chosen]].tolist(), own_k[chosen].tolist()
     return found
+
+
+def _rows(
+    lay: Layout, fingerprint: Any, config: Config
+) -> tuple[Floats, Floats | None, npt.NDArray[np.bool_], Tensor | None]:
+    """Rows [M, d] of the kernel and of the one inside groups, which records are usable [M], and the landmarks."""
+    from ..backends.reference import critic
+
+    given = interop.all_to_torch({"fingerprint": fingerprint})["fingerprint"]
+    x = checks.fingerprint_matrix(given, lay.n_rows).detach().cpu()
+    rows = x[lay.order]
+    usable = rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)
+    landmarks = None if config.share == "group" else choose_landmarks(x, lay.order, lay.time(), usable)
+    z, own, _ = kernel_rows(critic, config, replace(lay.on(x.device), usable=usable), x, landmarks)
+    return z.numpy(), None if own is None else own.numpy(), usable.numpy(), landmarks
 
 
 def _left_out(
