@@ -80,11 +80,11 @@ class Unread:
 
     def read(self, rows: AdvantageResult) -> Records:
         lay = self.layout
-        names = ("labels", "branch", "returns", "advantage", "value", "action_key", "action_parsed")
+        names = ("labels", "branch", "returns", "advantage", "value", "action_key", "action_parsed", "raw")
         results = (rows.cluster, rows.branch, rows.returns, rows.advantage, rows.value)
-        read = to_host((*results, self.inputs.action_key, self.inputs.action_parsed, *self._flags()))
+        read = to_host((*results, self.inputs.action_key, self.inputs.action_parsed, self.raw, *self._flags()))
         columns, flags = dict(zip(names, read, strict=False)), read[len(names) :]
-        cluster = columns["labels"]
+        cluster, raw = columns["labels"], columns.pop("raw")  # raw is in processing order already
         self._raise(cluster, flags)
         state: Tensor | None = flags[0]
         keep = cluster.index_select(0, lay.order) >= 0  # records that are set aside are in no cluster
@@ -92,8 +92,7 @@ class Unread:
         at = part.order  # column[at] would enter torch's thread pool
         by_record: dict[str, Any] = {name: None if x is None else x.index_select(0, at) for name, x in columns.items()}
         usable = None if state is None else state.masked_select(keep) == 0
-        raw = None if self.raw is None else to_host([self.raw])[0].numpy()
-        rms = None if raw is None else math.sqrt(float((raw**2).mean())) if raw.size else 0.0
+        rms = None if raw is None else math.sqrt(float((raw.numpy() ** 2).mean())) if raw.numel() else 0.0
         return Records(
             part,
             n_checked=lay.n_records,
