@@ -10,15 +10,10 @@ test_device_cuda_*.py test one backend. Otherwise these tests need a GPU and are
 makes the skip a failure.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -27,10 +22,6 @@ from ragged import BACKEND, ON_CPU
 
 import bipace_kernels as bk
 from bipace_kernels.support import warnings
-
-if TYPE_CHECKING:
-    from cuda_emulator import Emulator
-    from stand_ins import Watched
 
 # Assertions in shared helpers are rewritten too, for full messages.
 pytest.register_assert_rewrite("clustering", "cli_runs", "distributed_ranks")
@@ -63,29 +54,29 @@ OF_TRITON = [
 ]
 
 
-def pytest_report_header() -> list[str]:
+def pytest_report_header():
     left_out = (("tests/integrations", _MISSING), ("tests of the command line and of ε", _NO_PROGRAM))
     return [f"{what} are left out: no {' and no '.join(missing)} here" for what, missing in left_out if missing]
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
+def pytest_ignore_collect(collection_path):
     name = collection_path.name
     other = {"triton": "cuda", "cuda": "triton"}[BACKEND]
     left_to_triton = BACKEND == "cuda" and name in OF_TRITON
     return True if left_to_triton or name.startswith(f"test_device_{other}_") else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if not ON_CPU and _on_device(item):
             item.add_marker(pytest.mark.gpu)
 
 
-def _on_device(item: pytest.Item) -> bool:
+def _on_device(item):
     return item.path.name.startswith("test_device_")
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         why = "needs a GPU: torch sees none here"
         if os.environ.get("BIPACE_REQUIRE") == "gpu":
@@ -94,13 +85,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _warned_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def _warned_of_nothing(monkeypatch):
     """Each test gets the warnings that a process gets once."""
     monkeypatch.setattr(warnings, "_given", set())
 
 
 @pytest.fixture(params=["reference", "cpu"])
-def backend(request: pytest.FixtureRequest) -> str:
+def backend(request):
     status = bk.backends()[request.param]
     if not status.available:
         pytest.fail(f"backend {status}: the tests need it")
@@ -108,7 +99,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+def isa(request):
     """Each instruction set for which the clustering kernels are compiled and which the machine has."""
     from bipace_kernels.backends import native_loader
 
@@ -125,7 +116,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
+def one_thread():
     """For tiny models: on a busy machine several threads are much slower than one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -134,7 +125,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Watched:
+def stand_ins(monkeypatch):
     """backend="triton" runs the masked stages of the CPU, which detect reads of tensors."""
     import stand_ins
 
@@ -142,7 +133,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 @pytest.fixture(scope="session")
-def device() -> torch.device:
+def device():
     """The device of the tensors of test_device_*.py."""
     return torch.device("cpu" if ON_CPU else "cuda")
 
@@ -150,13 +141,13 @@ def device() -> torch.device:
 if BACKEND == "triton" and ON_CPU:
 
     @pytest.fixture(autouse=True)
-    def _fusion_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def _fusion_is_stated(monkeypatch):
         """Each launch says enable_fp_fusion, whose default differs between versions of Triton."""
         from triton.runtime.interpreter import GridExecutor
 
         run = GridExecutor.__call__
 
-        def launch(self: Any, *args: Any, **options: Any) -> None:
+        def launch(self, *args, **options):
             assert isinstance(options.get("enable_fp_fusion"), bool), f"{self.fn.__name__}: enable_fp_fusion is missing"
             run(self, *args, **options)
 
@@ -167,10 +158,10 @@ if BACKEND == "cuda" and ON_CPU:
     from cuda_emulator import of_checkout, run_on_cpu
 
     @pytest.fixture(scope="session")
-    def emulator() -> Emulator:
+    def emulator():
         return of_checkout(sanitize=os.environ.get("BIPACE_EMULATOR_SANITIZE") == "1")
 
     @pytest.fixture(autouse=True)
-    def _by_the_emulator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _by_the_emulator(request, monkeypatch):
         if _on_device(request.node):
             run_on_cpu(request.getfixturevalue("emulator"), monkeypatch.setattr)

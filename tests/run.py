@@ -11,8 +11,6 @@ Each part writes a log to out/checks.  A part fails by its exit status, or if it
 last line counts tests over all parts; a part that is not pytest counts as one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Action keys by clustering action vectors: what they are equal to, and where they may stand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -17,7 +15,7 @@ ESTIMATORS = ("q_style", "diff_peer")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def batch(n: int = 120, groups: int = 4, actions: int = 6) -> dict[str, np.ndarray]:
+def batch(n=120, groups=4, actions=6):
     """Ids, rewards, observations and an action number for each of n records."""
     rng = np.random.default_rng(SEED)
     group = np.sort(rng.integers(0, groups, n))
@@ -28,7 +26,7 @@ def batch(n: int = 120, groups: int = 4, actions: int = 6) -> dict[str, np.ndarr
     }  # fmt: skip
 
 
-def moves(*degrees: float) -> torch.Tensor:
+def moves(*degrees):
     """[N, 2] unit vectors at these angles."""
     angle = torch.tensor(degrees, dtype=torch.float64).deg2rad()
     return torch.stack([angle.cos(), angle.sin()], dim=1).float()
@@ -54,7 +52,7 @@ def test_keys_at_zero_are_the_partition_into_equal_vectors(data):
     rows = data.draw(st.lists(st.tuples(entries, entries, entries), min_size=n, max_size=n))
     group = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
     vectors = torch.tensor(rows, dtype=dtype).reshape(n, 3)
-    exact: dict[tuple, int] = {}
+    exact = {}
     place = sorted(range(n), key=lambda row: group[row])  # stable: processing order
     for row in place:
         exact.setdefault((group[row], *(vectors[row] + 0.0).tolist()), len(exact))

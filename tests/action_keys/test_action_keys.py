@@ -1,11 +1,8 @@
 """bk.action_keys: golden values, reference against cpu, text against ids, every kind of input, every error."""
 
-from __future__ import annotations
-
 import random
 import re
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ import bipace_kernels as bk
 from bipace_kernels.backends.cpu import action_keys as cpu
 
 
-def keys_of(responses: Any, **options: Any) -> tuple[list[int], list[bool]]:
+def keys_of(responses, **options):
     keys, parsed = bk.action_keys(responses, **options)
     assert keys.dtype == torch.int64 and parsed.dtype == torch.bool
     assert keys.shape == parsed.shape == (len(responses),)
@@ -28,22 +25,22 @@ def keys_of(responses: Any, **options: Any) -> tuple[list[int], list[bool]]:
 
 
 @pytest.mark.parametrize(("mode", "text", "want", "parsed"), GOLDEN_TEXT)
-def test_golden_text(backend: str, mode: str, text: str, want: int, parsed: bool) -> None:
+def test_golden_text(backend, mode, text, want, parsed):
     assert keys_of([text], mode=mode, backend=backend) == ([want], [parsed])
 
 
 @pytest.mark.parametrize(("ids", "want"), GOLDEN_IDS)
-def test_golden_ids(backend: str, ids: list[int], want: int) -> None:
+def test_golden_ids(backend, ids, want):
     assert keys_of([ids], mode="first_n", backend=backend) == ([want], [False])
     assert keys_of(torch.tensor([ids], dtype=torch.int64), mode="first_n", backend=backend) == ([want], [False])
 
 
 @pytest.mark.parametrize("n", [3, 4, 2**62, 2**64, np.int32(3)])
-def test_n_beyond_the_row_hashes_what_there_is(backend: str, n: int) -> None:
+def test_n_beyond_the_row_hashes_what_there_is(backend, n):
     assert keys_of([[5, -7, 1 << 40]], mode="first_n", n=n, backend=backend) == ([-6511843743981271603], [False])
 
 
-def test_tags(backend: str) -> None:
+def test_tags(backend):
     cases = {
         "<action>a</action><action>b</action>": b"a",
         "<action><action>a</action></action>": b"<action>a",
@@ -63,7 +60,7 @@ def test_tags(backend: str) -> None:
     assert keys_of(rows, token_bytes=TABLE, backend=backend) == (want, [True] * len(cases))
 
 
-def test_no_match_falls_back_to_the_first_n_key(backend: str) -> None:
+def test_no_match_falls_back_to_the_first_n_key(backend):
     texts = ["<action>unclosed", "<Action>a</Action>", "</action>a<action>", "<action >a</action>", "<action>a</action"]
     want = [key(text.encode()[:64], 3) for text in texts]
     assert keys_of(texts, backend=backend) == (want, [False] * len(texts))
@@ -72,7 +69,7 @@ def test_no_match_falls_back_to_the_first_n_key(backend: str) -> None:
     assert keys_of(rows, token_bytes=TABLE, n=3, backend=backend) == (want, [False] * len(texts))
 
 
-def test_tag_may_straddle_tokens_and_the_joins_inside_the_search(backend: str) -> None:
+def test_tag_may_straddle_tokens_and_the_joins_inside_the_search(backend):
     # Byte tokens put the two tags across every boundary at which the search pauses for more tokens.
     rows = [
         spelt("." * before + "<action>" + "b" * body + "</action>tail")
@@ -83,7 +80,7 @@ def test_tag_may_straddle_tokens_and_the_joins_inside_the_search(backend: str) -
     assert keys_of(rows, token_bytes=TABLE, backend=backend) == (want, [True] * len(rows))
 
 
-def test_tokens_of_any_length(backend: str) -> None:
+def test_tokens_of_any_length(backend):
     rows = [[259, 257, 256, 259, 65, 258, 259], [257, 258], [259] * 300 + [257, 66, 258], [256, 256]]
     long = b"a token longer than sixteen bytes"
     assert keys_of(rows, token_bytes=TABLE, backend=backend) == (
@@ -92,7 +89,7 @@ def test_tokens_of_any_length(backend: str) -> None:
     )
 
 
-def test_tokens_about_the_size_of_the_quick_copy(backend: str) -> None:
+def test_tokens_about_the_size_of_the_quick_copy(backend):
     parts = [bytes(range(0x61, 0x61 + length)) for length in range(20)]
     table = table_of(parts)
     rows = [[v, v, w] for v in range(20) for w in range(20)]
@@ -101,7 +98,7 @@ def test_tokens_about_the_size_of_the_quick_copy(backend: str) -> None:
 
 
 @pytest.mark.parametrize("longest", [1000, 1024, 1025, 200_000])
-def test_tokens_that_are_very_long(backend: str, longest: int) -> None:
+def test_tokens_that_are_very_long(backend, longest):
     table = table_of([b"z", b"z" * longest])
     rows = [[0, 1, 0], [1] * 5, [0] * 70, [1] + [0] * 64 + [1]]
     want = [key(b"z" * sum((1, longest)[v] for v in row), 4) for row in rows]
@@ -109,7 +106,7 @@ def test_tokens_that_are_very_long(backend: str, longest: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8, torch.int16])
-def test_mask_with_holes(backend: str, dtype: torch.dtype) -> None:
+def test_mask_with_holes(backend, dtype):
     row = [257, 0, 65, -100, 66, 10**12, 258, -1]
     mask = torch.tensor([[1, 0, 1, 0, 1, 0, 1, 0]]).to(dtype)
     ids = torch.tensor([row])
@@ -128,7 +125,7 @@ def test_mask_with_holes(backend: str, dtype: torch.dtype) -> None:
         assert keys_of(ids, mask=mask.to(torch.int64) * -256, token_bytes=TABLE, backend=backend)[1] == [True]
 
 
-def test_masked_out_row_has_the_key_of_no_tokens(backend: str) -> None:
+def test_masked_out_row_has_the_key_of_no_tokens(backend):
     ids, mask = torch.full((2, 4), -100), torch.zeros(2, 4, dtype=torch.bool)
     assert keys_of(ids, mask=mask, token_bytes=TABLE, backend=backend) == ([key(b"", 1)] * 2, [False] * 2)
     assert keys_of(ids, mask=mask, mode="text", token_bytes=TABLE, backend=backend) == ([key(b"", 4)] * 2, [False] * 2)
@@ -138,15 +135,15 @@ MATRIX = torch.tensor([spelt(f"<action>Go {i:02d}</action>") for i in range(37)]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_kind_of_ids_gives_the_same_keys(backend: str, mode: str) -> None:
-    options: dict[str, Any] = {"mode": mode, "token_bytes": TABLE, "backend": backend}
+def test_every_kind_of_ids_gives_the_same_keys(backend, mode):
+    options = {"mode": mode, "token_bytes": TABLE, "backend": backend}
     want = keys_of(MATRIX, **options)
     wide = torch.full((74, 2 * MATRIX.shape[1] + 3), -5)
     wide[::2, 3::2] = MATRIX
     array = MATRIX.numpy()
     read_only = array.copy()
     read_only.flags.writeable = False
-    kinds: list[Any] = [
+    kinds = [
         *(MATRIX.to(dtype) for dtype in (torch.int32, torch.int16, torch.uint8, torch.int64)),
         wide[::2, 3::2],
         MATRIX.t().contiguous().t(),
@@ -170,7 +167,7 @@ def test_every_kind_of_ids_gives_the_same_keys(backend: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("offset", range(8))
-def test_every_storage_offset(offset: int) -> None:
+def test_every_storage_offset(offset):
     want = keys_of(MATRIX, token_bytes=TABLE)
     for dtype in (torch.int32, torch.int64):
         storage = torch.full((MATRIX.numel() + 8,), 300, dtype=dtype)
@@ -183,13 +180,13 @@ def test_every_storage_offset(offset: int) -> None:
     assert keys_of(MATRIX, mask=mask, token_bytes=TABLE) == want
 
 
-def test_arrays_of_text() -> None:
+def test_arrays_of_text():
     texts = ["<action>a</action>", "b", "漢"]
     for same in (tuple(texts), np.array(texts), np.array(texts, dtype=object)):
         assert keys_of(same) == keys_of(texts)
 
 
-def test_strided_mask(backend: str) -> None:
+def test_strided_mask(backend):
     ids = MATRIX.clone()
     ids[:, 8] = -100
     mask = torch.zeros(ids.shape[1] * 2, ids.shape[0] * 3, dtype=torch.int64)
@@ -201,10 +198,10 @@ def test_strided_mask(backend: str) -> None:
         assert keys_of(rows, mask=mask, token_bytes=TABLE, backend=backend)[0] == want
 
 
-def test_outputs_are_written_and_nothing_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    guards: list[tuple[torch.Tensor, int]] = []
+def test_outputs_are_written_and_nothing_beside_them(monkeypatch):
+    guards = []
 
-    def guarded(size: int, dtype: torch.dtype) -> torch.Tensor:
+    def guarded(size, dtype):
         storage = torch.full((size + 16,), 77, dtype=torch.uint8 if dtype == torch.bool else dtype)
         guards.append((storage, size))
         inner = storage[8 : 8 + size]
@@ -220,11 +217,11 @@ def test_outputs_are_written_and_nothing_beside_them(monkeypatch: pytest.MonkeyP
         assert bool((storage[:8] == 77).all()) and bool((storage[8 + size :] == 77).all())
 
 
-def test_same_bits_at_any_thread_count() -> None:
+def test_same_bits_at_any_thread_count():
     ids = torch.randint(0, 260, (203, 90), generator=torch.Generator().manual_seed(3))
     texts = [f"<action>Go {i}</action>" for i in range(203)]
     for mode in MODES:
-        options: dict[str, Any] = {"mode": mode, "backend": "cpu"}
+        options = {"mode": mode, "backend": "cpu"}
         want, want_text = keys_of(ids, token_bytes=TABLE, **options), keys_of(texts, **options)
         for threads in range(1, 9):
             assert keys_of(ids, token_bytes=TABLE, num_threads=threads, **options) == want
@@ -237,7 +234,7 @@ TEXT = st.text(max_size=80) | st.lists(st.sampled_from(PIECES), max_size=14).map
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(TEXT, max_size=6), st.sampled_from(MODES))
-def test_reference_equals_cpu_on_text(texts: list[str], mode: str) -> None:
+def test_reference_equals_cpu_on_text(texts, mode):
     assert keys_of(texts, mode=mode, backend="reference") == keys_of(texts, mode=mode, backend="cpu")
 
 
@@ -246,17 +243,17 @@ TOKEN = st.sampled_from([256, 257, 258, 259, 32, 65]) | st.integers(0, 259)
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(TOKEN, max_size=150), max_size=6), st.sampled_from(MODES), st.integers(1, 12), st.data())
-def test_reference_equals_cpu_on_ids(rows: list[list[int]], mode: str, n: int, data: st.DataObject) -> None:
+def test_reference_equals_cpu_on_ids(rows, mode, n, data):
     mask = None
     if rows and data.draw(st.booleans()):
         mask = [data.draw(st.lists(st.booleans(), min_size=len(row), max_size=len(row))) for row in rows]
-    options: dict[str, Any] = {"mode": mode, "n": n, "mask": mask, "token_bytes": TABLE}
+    options = {"mode": mode, "n": n, "mask": mask, "token_bytes": TABLE}
     assert keys_of(rows, backend="reference", **options) == keys_of(rows, backend="cpu", **options)
 
 
 @settings(max_examples=300, deadline=None)
 @given(texts=st.lists(TEXT, min_size=1, max_size=4), mode=st.sampled_from(MODES), seed=st.integers(0, 2**32 - 1))
-def test_text_in_tokens_of_any_length_equals_the_reference(texts: list[str], mode: str, seed: int) -> None:
+def test_text_in_tokens_of_any_length_equals_the_reference(texts, mode, seed):
     """Each token has an id of its own; between them stand empty ones, and tags that the mask leaves out."""
     rng, parts, rows = random.Random(seed), [b"<action>", b"</action>", b""], []
     longest, order = rng.randint(1, 12), rng.choice("CF")
@@ -273,7 +270,7 @@ def test_text_in_tokens_of_any_length_equals_the_reference(texts: list[str], mod
     for i, row in enumerate(rows):
         for k, token in enumerate(row):
             ids[i, k], mask[i, k] = token
-    options: dict[str, Any] = {"mode": mode, "n": rng.randint(1, 11), "token_bytes": table_of(parts)}
+    options = {"mode": mode, "n": rng.randint(1, 11), "token_bytes": table_of(parts)}
     matrix, masks = ids.astype(ids_of, order=order), mask.astype(mask_of, order=order)
     want = keys_of(matrix, mask=masks, backend="reference", **options)
     assert keys_of(matrix, mask=masks, backend="cpu", **options) == want
@@ -283,7 +280,7 @@ def test_text_in_tokens_of_any_length_equals_the_reference(texts: list[str], mod
 
 @settings(max_examples=300, deadline=None)
 @given(TEXT.filter(lambda text: "\ud800" not in text), st.sampled_from(["byte_level", "llama", "gemma"]))
-def test_text_and_ids_agree_wherever_a_row_parses(text: str, name: str) -> None:
+def test_text_and_ids_agree_wherever_a_row_parses(text, name):
     tokenizer = trained_tokenizers.all_tokenizers()[name]
     table = TABLES.setdefault(name, bk.token_bytes(tokenizer))
     ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -295,11 +292,11 @@ def test_text_and_ids_agree_wherever_a_row_parses(text: str, name: str) -> None:
         assert keys == id_keys or not parsed[0]
 
 
-TABLES: dict[str, bk.TokenBytes] = {}
+TABLES = {}
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama", "gemma"])
-def test_batch_decode_and_regex_find_the_same_actions(name: str) -> None:
+def test_batch_decode_and_regex_find_the_same_actions(name):
     transformers = pytest.importorskip("transformers")
     backend = trained_tokenizers.all_tokenizers()[name]
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
@@ -327,7 +324,7 @@ def test_batch_decode_and_regex_find_the_same_actions(name: str) -> None:
             assert keys[i] == key(match[1].encode().strip().lower(), 2)
 
 
-def test_special_tokens_inside_an_action_leave_no_trace() -> None:
+def test_special_tokens_inside_an_action_leave_no_trace():
     tokenizer = trained_tokenizers.byte_level()
     end = tokenizer.token_to_id("<|endoftext|>")
     ids = tokenizer.encode("<action>go east</action>").ids
@@ -336,12 +333,12 @@ def test_special_tokens_inside_an_action_leave_no_trace() -> None:
     assert keys_of([spread], token_bytes=table) == keys_of(["<action>go east</action>"])
 
 
-def test_lone_surrogates_have_keys(backend: str) -> None:
+def test_lone_surrogates_have_keys(backend):
     text = "<action>\ud83d Go</action>"
     assert keys_of([text], backend=backend) == ([key(b"\xed\xa0\xbd go", 2)], [True])
 
 
-def test_strings_keep_no_utf8_copy() -> None:
+def test_strings_keep_no_utf8_copy():
     text = "汉" * 1000 + "".join(chr(0x4E00 + i) for i in range(100))
     before = text.__sizeof__()
     bk.action_keys([text])
@@ -349,8 +346,8 @@ def test_strings_keep_no_utf8_copy() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_in_nothing_out(backend: str, mode: str) -> None:
-    empty: list[Any] = [[], (), np.empty(0, object), torch.empty(0, 5, dtype=torch.int64), np.empty((0, 0), np.int32)]
+def test_nothing_in_nothing_out(backend, mode):
+    empty = [[], (), np.empty(0, object), torch.empty(0, 5, dtype=torch.int64), np.empty((0, 0), np.int32)]
     for responses in empty:
         assert keys_of(responses, mode=mode, token_bytes=TABLE, backend=backend) == ([], [])
     no_columns = torch.empty(3, 0, dtype=torch.int32)
@@ -359,7 +356,7 @@ def test_nothing_in_nothing_out(backend: str, mode: str) -> None:
     assert keys_of([[], [], []], mode=mode, token_bytes=TABLE, backend=backend) == ([want] * 3, [False] * 3)
 
 
-def test_empty_table() -> None:
+def test_empty_table():
     ids, mask = torch.tensor([[3]]), torch.tensor([[False]])
     assert keys_of(ids, mask=mask, token_bytes=table_of([])) == ([key(b"", 1)], [False])
     assert keys_of(ids, token_bytes=table_of([b""] * 4)) == ([key(struct.pack("<q", 3), 1)], [False])
@@ -367,7 +364,7 @@ def test_empty_table() -> None:
 
 @pytest.mark.parametrize("mode", ["action_tag", "text"])
 @pytest.mark.parametrize("bad", [-1, 260, 2**62, -(2**63)])
-def test_token_id_outside_the_table_is_named(backend: str, mode: str, bad: int) -> None:
+def test_token_id_outside_the_table_is_named(backend, mode, bad):
     ids = torch.full((70, 200), 65)
     ids[:, :2] = torch.tensor([257, 258])  # parsed at once: the rest of the row is checked all the same
     ids[41, 177], ids[41, 180], ids[60, 2], ids[61, 2] = bad, bad, -9, 10**6
@@ -443,13 +440,13 @@ IDS = torch.zeros(2, 3, dtype=torch.int64)
         (IDS, {"mask": torch.empty(2, 3, device="meta")}, ValueError, "device"),
     ],
 )  # fmt: skip
-def test_bad_arguments_are_named(responses: Any, options: dict[str, Any], error: Any, message: str) -> None:
+def test_bad_arguments_are_named(responses, options, error, message):
     for backend in [options["backend"]] if "backend" in options else ["reference", "cpu"]:
         with pytest.raises(error, match=message):
             bk.action_keys(responses, **{**options, "backend": backend})
 
 
-def test_rows_of_any_mixture_of_integers(backend: str) -> None:
+def test_rows_of_any_mixture_of_integers(backend):
     want = keys_of([[3, 4, 5]] * 5, mode="first_n", backend=backend)
     rows = [[3, np.int16(4), 5], (3, 4, 5), torch.tensor([3, 4, 5]), np.uint64([3, 4, 5]), [np.int64(3), 4, 5]]
     assert keys_of(rows, mode="first_n", backend=backend) == want
@@ -458,26 +455,26 @@ def test_rows_of_any_mixture_of_integers(backend: str) -> None:
     assert keys_of(extremes, mode="first_n", backend=backend)[0] == [key(struct.pack("<2q", *extremes[0]), 1)]
 
 
-def test_row_that_shrinks_while_it_is_read_is_an_error() -> None:
+def test_row_that_shrinks_while_it_is_read_is_an_error():
     class Shrinking:
-        def __index__(self) -> int:
+        def __index__(self):
             row.clear()
             return 1
 
-    row: list[Any] = [Shrinking(), 2, 3]
+    row = [Shrinking(), 2, 3]
     with pytest.raises(ValueError, match=r"responses\[0\] must hold 3 items.* changed since"):
         bk.action_keys([row], mode="first_n", backend="cpu")
 
 
 @pytest.mark.parametrize("lengths", [(3, 200_000, 3), (2,), (4,)])
-def test_rows_that_lie_about_their_length_are_an_error(backend: str, lengths: tuple[int, ...]) -> None:
+def test_rows_that_lie_about_their_length_are_an_error(backend, lengths):
     """Their len() is their place among the flat ids: keys of a row that is shorter would be read beyond the end."""
     with pytest.raises(ValueError, match=rf"responses\[1\] must hold {max(lengths[:2])} items"):
         bk.action_keys([[1], LyingList([3, 4, 5], *lengths)], mode="first_n", backend=backend)
 
 
 @pytest.mark.parametrize("where", [0, 5, 260])
-def test_table_changed_after_it_was_made_is_an_error(where: int) -> None:
+def test_table_changed_after_it_was_made_is_an_error(where):
     table = byte_table()
     table.offsets[where] = 10**15 if where == 5 else 1
     with pytest.raises(ValueError, match="its tensors were changed"):

@@ -1,7 +1,5 @@
 """Which tokens may begin a tag: found once for a table, anew for another, and nobody else needs to be spelt."""
 
-from __future__ import annotations
-
 import gc
 
 import torch
@@ -10,7 +8,7 @@ from action_texts import table_of
 from bipace_kernels.backends.cuda import action_keys
 
 
-def table(*tokens: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+def table(*tokens):
     made = table_of(list(tokens))
     return made.offsets, made.bytes
 

@@ -1,12 +1,9 @@
 """Action keys on a device: bit for bit those of the cpu backend, on every kind of ids and every corner of the text."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 import random
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,14 +26,14 @@ PIECES = [
 ]
 
 
-def ours(responses: Any, device: torch.device, **options: Any) -> Keys:
+def ours(responses, device, **options):
     keys, parsed = bk.action_keys(responses, backend=BACKEND, **options)
     assert keys.dtype == torch.int64 and parsed.dtype == torch.bool
     assert keys.device.type == parsed.device.type == device.type
     return keys.tolist(), parsed.tolist()
 
 
-def by_the_kernels(ids, mask, table: bk.TokenBytes, device: torch.device, mode: str, **how: Any) -> Keys:
+def by_the_kernels(ids, mask, table, device, mode, **how):
     """The stage itself, which takes how its work is cut; ids [N, T] and mask."""
     with sentinels():
         keys, parsed, outside = stage.hash_token_ids(
@@ -46,12 +43,12 @@ def by_the_kernels(ids, mask, table: bk.TokenBytes, device: torch.device, mode: 
     return keys.tolist(), parsed.tolist()
 
 
-def wanted(responses: Any, **options: Any) -> Keys:
+def wanted(responses, **options):
     keys, parsed = bk.action_keys(responses, backend="cpu", **options)
     return keys.tolist(), parsed.tolist()
 
 
-def padded(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(rows):
     """Rows as a matrix, padded with −100 on the left and on the right by turns, and its mask."""
     width = max(map(len, rows), default=0)
     ids = torch.full((len(rows), width), -100)
@@ -60,12 +57,12 @@ def padded(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, ids != -100
 
 
-def random_rows(count: int, pieces: int, seed: int) -> list[list[int]]:
+def random_rows(count, pieces, seed):
     """Texts of a few pieces as byte tokens, with special tokens and long tokens strewn in."""
     rng = random.Random(seed)
     rows = []
     for _ in range(count):
-        row: list[int] = []
+        row = []
         for _ in range(rng.randrange(pieces)):
             row += rng.choice([spelt(rng.choice(PIECES)), [rng.randrange(256, 260)]])
         rows.append(row)
@@ -186,7 +183,7 @@ def test_every_dtype_and_stride(device, mode):
         view = flat[offset : offset + MATRIX.numel()].view(MATRIX.shape)
         view.copy_(there)
         assert ours(view, device, **options) == want
-    kinds: list[Any] = [there.to(getattr(torch, name)) for name in ("uint8", "int8", "int16", "int32")]
+    kinds = [there.to(getattr(torch, name)) for name in ("uint8", "int8", "int16", "int32")]
     kinds += [MATRIX.to(getattr(torch, name)).to(device) for name in ("uint16", "uint32")]
     kinds += [MATRIX.to(torch.uint64).to(device)]
     kinds += [wide.to(device)[::2, 3::2], there.t().contiguous().t(), there.to(torch.int32).t().contiguous().t()]

@@ -1,10 +1,7 @@
 """bk.token_bytes against the decode of tokenizers trained on the spot."""
 
-from __future__ import annotations
-
 import pickle
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -23,17 +20,17 @@ TEXTS = [
 ]
 
 
-def table_bytes(table: bk.TokenBytes, ids: list[int]) -> bytes:
+def table_bytes(table, ids):
     flat, offsets = bytes(table.bytes.tolist()), table.offsets.tolist()
     return b"".join(flat[offsets[v] : offsets[v + 1]] for v in ids)
 
 
 @pytest.fixture(params=["byte_level", "llama", "gemma"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+def tokenizer(request):
     return trained_tokenizers.all_tokenizers()[request.param]
 
 
-def test_table_joins_to_what_decode_gives(tokenizer: Tokenizer) -> None:
+def test_table_joins_to_what_decode_gives(tokenizer):
     table = bk.token_bytes(tokenizer)
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -42,7 +39,7 @@ def test_table_joins_to_what_decode_gives(tokenizer: Tokenizer) -> None:
         assert got == want or got == " " + want, text
 
 
-def test_random_ids_join_to_what_decode_gives(tokenizer: Tokenizer) -> None:
+def test_random_ids_join_to_what_decode_gives(tokenizer):
     table = bk.token_bytes(tokenizer)
     rng = random.Random(5)
     compared = 0
@@ -57,13 +54,13 @@ def test_random_ids_join_to_what_decode_gives(tokenizer: Tokenizer) -> None:
     assert compared > 20
 
 
-def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
+def test_every_byte_has_a_token(tokenizer):
     table = bk.token_bytes(tokenizer)
     singles = {table_bytes(table, [v]) for v in range(table.vocabulary_size)}
     assert {bytes([b]) for b in range(256)} <= singles
 
 
-def test_special_tokens_have_no_bytes_and_added_ones_are_text() -> None:
+def test_special_tokens_have_no_bytes_and_added_ones_are_text():
     tokenizer = trained_tokenizers.byte_level()
     table = bk.token_bytes(tokenizer)
     for special in trained_tokenizers.SPECIAL:
@@ -72,7 +69,7 @@ def test_special_tokens_have_no_bytes_and_added_ones_are_text() -> None:
         assert table_bytes(table, [tokenizer.token_to_id(added)]) == added.encode()
 
 
-def test_unused_ids_have_no_bytes() -> None:
+def test_unused_ids_have_no_bytes():
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 5}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     table = bk.token_bytes(tokenizer)
@@ -80,7 +77,7 @@ def test_unused_ids_have_no_bytes() -> None:
     assert table_bytes(table, [0, 1, 2, 3, 4, 5]) == b"ab"
 
 
-def test_metaspace_decoder() -> None:
+def test_metaspace_decoder():
     vocabulary = [("<unk>", 0.0), ("▁take", -1.0), ("▁the", -1.1), ("s", -2.0), ("<0x41>", -3.0)]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
     tokenizer.decoder = decoders.Metaspace()
@@ -89,7 +86,7 @@ def test_metaspace_decoder() -> None:
     assert table_bytes(table, [1, 2, 3, 4]) == b" take thes<0x41>"
 
 
-def test_transformers_wrapper_gives_the_same_table() -> None:
+def test_transformers_wrapper_gives_the_same_table():
     transformers = pytest.importorskip("transformers")
     for backend in trained_tokenizers.all_tokenizers().values():
         wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
@@ -98,7 +95,7 @@ def test_transformers_wrapper_gives_the_same_table() -> None:
         assert torch.equal(table.bytes, want.bytes)
 
 
-def test_table_pickles() -> None:
+def test_table_pickles():
     table = bk.token_bytes(trained_tokenizers.byte_level())
     copy = pickle.loads(pickle.dumps(table))
     assert torch.equal(copy.offsets, table.offsets)
@@ -118,7 +115,7 @@ UNREAD = [
 
 
 @pytest.mark.parametrize(("model", "decoder", "why"), UNREAD)
-def test_other_tokenizers_are_refused(model: Any, decoder: Any, why: str) -> None:
+def test_other_tokenizers_are_refused(model, decoder, why):
     tokenizer = Tokenizer(model)
     if decoder is not None:
         tokenizer.decoder = decoder
@@ -127,45 +124,45 @@ def test_other_tokenizers_are_refused(model: Any, decoder: Any, why: str) -> Non
 
 
 @pytest.mark.parametrize("other", [None, "gpt2", 3, {"a": 0}])
-def test_other_objects_are_refused(other: object) -> None:
+def test_other_objects_are_refused(other):
     with pytest.raises(TypeError, match="fast Hugging Face tokenizer"):
         bk.token_bytes(other)
 
 
-def test_slow_tokenizer_is_refused() -> None:
+def test_slow_tokenizer_is_refused():
     class SlowTokenizer:
-        def decode(self, ids: list[int]) -> str:
+        def decode(self, ids):
             return ""
 
     with pytest.raises(TypeError, match="use_fast=True"):
         bk.token_bytes(SlowTokenizer())
 
 
-def test_tokenizer_whose_decode_disagrees_is_refused() -> None:
+def test_tokenizer_whose_decode_disagrees_is_refused():
     backend = trained_tokenizers.byte_level()
 
     class Shouting:
         to_str, id_to_token = backend.to_str, backend.id_to_token
 
-        def decode_batch(self, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
+        def decode_batch(self, rows, skip_special_tokens):
             return [text.upper() for text in backend.decode_batch(rows, skip_special_tokens=skip_special_tokens)]
 
     with pytest.raises(ValueError, match="must decode to its tokens"):
         bk.token_bytes(Shouting())
 
 
-def test_added_tokens_of_a_large_vocabulary_are_all_checked() -> None:
+def test_added_tokens_of_a_large_vocabulary_are_all_checked():
     backend = Tokenizer(models.BPE(vocab={f"t{i}": i for i in range(40_000)}, merges=[]))
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens(["<tool>", "<call>"])
     wanted = backend.token_to_id("<call>")
     assert bk.token_bytes(backend).vocabulary_size == 40_002
-    checked: list[int] = []
+    checked = []
 
     class WrongOnce:
         to_str, id_to_token = backend.to_str, backend.id_to_token
 
-        def decode_batch(self, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
+        def decode_batch(self, rows, skip_special_tokens):
             checked.extend(row[1] for row in rows if len(row) == 2)
             texts = backend.decode_batch(rows, skip_special_tokens=skip_special_tokens)
             return [text + "!" if row[-1] == wanted else text for row, text in zip(rows, texts, strict=True)]
@@ -175,7 +172,7 @@ def test_added_tokens_of_a_large_vocabulary_are_all_checked() -> None:
     assert 10_000 < len(checked) < 40_000  # a sample
 
 
-def test_added_token_of_byte_alphabet_letters_follows_decode() -> None:
+def test_added_token_of_byte_alphabet_letters_follows_decode():
     # "é" is the byte-level letter of byte 0xE9, and decode reads it so even in an added token: the table must agree.
     tokenizer = Tokenizer.from_str(trained_tokenizers.byte_level().to_str())
     tokenizer.add_tokens([AddedToken("é", normalized=False)])
@@ -196,6 +193,6 @@ def test_added_token_of_byte_alphabet_letters_follows_decode() -> None:
         ([0, 1], torch.zeros(1, dtype=torch.uint8), TypeError),
     ],
 )
-def test_table_that_does_not_fit_together_is_refused(offsets: Any, data: Any, error: type[Exception]) -> None:
+def test_table_that_does_not_fit_together_is_refused(offsets, data, error):
     with pytest.raises(error, match=r"offsets|bytes"):
         bk.TokenBytes(offsets, data)

@@ -1,7 +1,5 @@
 """XXH64, ours in C++ and Python, against the xxhash library."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -16,7 +14,7 @@ SEEDS = [0, 1, 2, 3, 4, 5, 0x9E3779B185EBCA87, 2**64 - 1]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_length_to_300(seed: int) -> None:
+def test_every_length_to_300(seed):
     data = random.Random(300).randbytes(301)
     for length in range(301):
         want = xxhash.xxh64_intdigest(data[:length], seed)
@@ -25,15 +23,15 @@ def test_every_length_to_300(seed: int) -> None:
 
 
 @given(st.binary(max_size=400), st.integers(0, 2**64 - 1))
-def test_any_bytes_and_seed(data: bytes, seed: int) -> None:
+def test_any_bytes_and_seed(data, seed):
     want = xxhash.xxh64_intdigest(data, seed)
     assert xxh64(data, seed) == want
     assert _native.xxh64(data, seed) == want
 
 
-def test_published_value_of_nothing() -> None:
+def test_published_value_of_nothing():
     assert xxh64(b"", 0) == _native.xxh64(b"", 0) == 0xEF46DB3751D8E999
 
 
-def test_signed_reads_the_same_bits_as_int64() -> None:
+def test_signed_reads_the_same_bits_as_int64():
     assert [signed(v) for v in (0, 2**63 - 1, 2**63, 2**64 - 1)] == [0, 2**63 - 1, -(2**63), -1]

@@ -1,7 +1,5 @@
 """Numbers that stand in Python and in C++ are the same."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -27,7 +25,7 @@ def test_constants(file, name, value):
     assert float(found) == value
 
 
-def names_of(file: str, enum: str) -> list[str]:
+def names_of(file, enum):
     """Names of a C++ enum, in snake case, in order."""
     (body,) = re.findall(rf"enum (?:class )?{enum}(?: : \w+)? \{{([^}}]*)\}}", (CSRC / file).read_text())
     words = [entry.split("=")[0].strip().removeprefix("k") for entry in body.split(",")]

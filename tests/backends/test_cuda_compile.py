@@ -1,10 +1,7 @@
 """The CUDA sources compile for every GPU of a release, by nvcc and by NVRTC, and no kernel spills registers."""
 
-from __future__ import annotations
-
 import re
 import subprocess
-from pathlib import Path
 
 import benchmarks
 import pytest
@@ -113,7 +110,7 @@ ASSEMBLY = [
 ]
 
 
-def assembly(source: str) -> list[str]:
+def assembly(source):
     """Instructions of each asm statement without white space, each operand's expression in its place."""
     bodies = []
     for statement in re.findall(r'\basm(?: volatile)?\(((?:[^;"]|"[^"]*")*)\)', source.replace("\\\n", "\n")):
@@ -132,7 +129,7 @@ def test_every_body_of_assembly_is_what_the_emulator_stands_in_for():
     assert assembly(source) == [text.replace(" ", "") for text in ASSEMBLY]
 
 
-def instructions(cubin: Path) -> dict[str, str]:
+def instructions(cubin):
     """The machine code of each kernel, by its name."""
     done = subprocess.run([cuobjdump(), "--dump-sass", str(cubin)], capture_output=True, text=True, check=True)
     return dict(re.findall(r"Function : (\w+)\n(.*?)(?=Function : |\Z)", done.stdout, re.DOTALL))

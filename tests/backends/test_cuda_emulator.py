@@ -1,13 +1,10 @@
 """The emulator itself: what the intrinsics give, and that faults are found which no kernel of the package has
 (test_device_cuda_races.py leaves out their barriers and waits)."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,12 +21,12 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
+def library(tmp_path_factory):
     return build([EMULATOR / "planted.cu"], tmp_path_factory.mktemp("emulator"))
 
 
 @pytest.fixture(params=[1, 2])
-def emulator(request, library) -> Emulator:
+def emulator(request, library):
     found = Emulator.load(library)
     found.seed = request.param
     return found

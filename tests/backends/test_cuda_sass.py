@@ -1,7 +1,5 @@
 """The decision loop of the CUDA scan in machine code: short, nothing spilled, no wait for global memory."""
 
-from __future__ import annotations
-
 import benchmarks
 import pytest
 from nvrtc import NO_NVCC, NVCC, Nvrtc
@@ -12,13 +10,13 @@ sass = benchmarks.module("sass")
 MOST = 90  # instructions of a decision that joins one of at most 128 clusters
 
 
-def line(at: int, text: str, *, stall: int = 1, sets: int = 7, waits: int = 0) -> str:
+def line(at, text, *, stall=1, sets=7, waits=0):
     """An instruction as cuobjdump prints it, with its two words; a scoreboard of 7 is none."""
     second = stall << 41 | sets << 46 | 7 << 49 | waits << 52
     return f"        /*{at:04x}*/  {text} ;  /* 0x{0:016x} */\n        /* 0x{second:016x} */\n"
 
 
-def kernel(*loop: str) -> list:
+def kernel(*loop):
     """A loop at 0x10 between two instructions; the loop ends with its branch."""
     text = "".join([line(0, "MOV R1, R2"), *loop, line(16 * len(loop) + 16, "EXIT")])
     return sass.parse(f"\t\tFunction : planted\n{text}")["planted"]

@@ -5,11 +5,8 @@ wait that stands in a line of the sources.  So what a test of results under some
 found: that warps of a GPU go in step by luck is no promise.
 """
 
-from __future__ import annotations
-
 import platform
 import re
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -31,23 +28,23 @@ CUDA = _launch.SOURCES / "cuda"
 
 
 @pytest.fixture(scope="module")
-def library() -> Emulator:
+def library():
     return of_checkout(races=True)
 
 
 @pytest.fixture
-def emulator(library, monkeypatch) -> Iterator[Emulator]:
+def emulator(library, monkeypatch):
     library.seed, library.groups = 3, True
     monkeypatch.setattr(_launch, "stand_in", library)
     yield library
     library.groups = True
 
 
-def rows(n: int, dim: int, count: int, dtype=torch.bfloat16) -> torch.Tensor:
+def rows(n, dim, count, dtype=torch.bfloat16):
     return mixture(n + dim, n, dim, count, noise=0.5).to(dtype)
 
 
-def labels(x: torch.Tensor, sizes: list[int] | None = None, **limits: int) -> torch.Tensor:
+def labels(x, sizes=None, **limits):
     sizes = sizes or [len(x)]
     offsets = torch.tensor([0, *np.cumsum(sizes)])
     batch = Records(
@@ -74,7 +71,7 @@ def many(emulator):
     return labels(torch.eye(130)[torch.cat([torch.arange(130), torch.arange(110, 130)])])
 
 
-def products(x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+def products(x, scale=None):
     n = len(x)
     out, reciprocal = torch.zeros(1, 128, 128), torch.empty(n)
     groups = gram.Groups(torch.tensor([0]), torch.tensor([n]), n + 1)
@@ -128,14 +125,14 @@ def keys(emulator):
     return torch.stack([found[0], found[1].long()])
 
 
-WAYS: dict[str, list[Callable]] = {
+WAYS = {
     "clusters.cu": [few, far, chunks, many],
     "gram.cu": [tall, half, single, extreme],
     "values.cu": [pairs],
     "action_keys.cu": [keys],
 }
 SLOW = (chunks, many)
-WANTED: dict[Callable, torch.Tensor | str] = {}  # what comes of each with all barriers
+WANTED = {}  # what comes of each with all barriers
 
 
 ALL = dict.fromkeys(way for ways in WAYS.values() for way in ways)
@@ -146,7 +143,7 @@ def test_nothing_races(emulator, way):
     way(emulator)
 
 
-def outcome(emulator, way) -> torch.Tensor | str:
+def outcome(emulator, way):
     try:
         return way(emulator)
     except EmulatorError as error:
@@ -155,7 +152,7 @@ def outcome(emulator, way) -> torch.Tensor | str:
         emulator.groups = True
 
 
-def caught(emulator, file: str, line: int) -> str:
+def caught(emulator, file, line):
     """What one of the ways through a file says without a line's barrier; nothing where all do as if it stood there."""
     for way in WAYS[file]:
         if way not in WANTED:
@@ -171,7 +168,7 @@ def caught(emulator, file: str, line: int) -> str:
     return ""
 
 
-def line_of(file: str, function: str, text: str, which: int = 0) -> int:
+def line_of(file, function, text, which=0):
     """The line of a function in which some text stands, the first or a later one."""
     lines = (CUDA / file).read_text().splitlines()
     begin = next(i for i, line in enumerate(lines) if re.match(rf".*\b{function}\(", line) and "BIPACE_DEVICE" in line)
@@ -207,7 +204,7 @@ def test_rows_that_are_not_aligned_are_no_vectors(tmp_path, emulator, monkeypatc
     source.write_text(broken)
     faulty = Emulator.load(build([source], tmp_path / "out", includes=tmp_path / "csrc"))
 
-    def multiply(dim: int) -> None:
+    def multiply(dim):
         products, ones = torch.empty(1, 128, 128), torch.ones(9)
         groups = gram.Groups(torch.tensor([0]), torch.tensor([9]), 10)
         gram.multiply(rows(9, dim, 3), torch.arange(9), groups, ones, products, torch.empty(9))

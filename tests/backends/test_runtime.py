@@ -1,14 +1,11 @@
 """Backends, environment variables, threads, forks, imports."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -179,9 +176,9 @@ def test_pool_runs_every_task_once():
 
 
 def test_calls_from_several_threads_at_once():
-    results: list[torch.Tensor] = []
+    results = []
 
-    def work() -> None:
+    def work():
         for _ in range(5):
             results.append(bk.advantage(config=CONFIGS["bipace"], num_threads=3, **BATCH.arguments()).advantage)
 
@@ -259,9 +256,9 @@ time.sleep(0.1)
 
 
 @contextmanager
-def alarms(times: int, every: float = 0.01) -> Iterator[list[int]]:
+def alarms(times, every=0.01):
     """A handler for a signal that comes again and again: KeyboardInterrupt from its call number `times` on."""
-    called: list[int] = []
+    called = []
 
     def count(*_):
         called.append(1)

@@ -5,8 +5,6 @@ Triton's own intermediate code is walked: accesses to one argument, of which one
 them unless each thread meets its own elements, which is so where both are tensors of one shape.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 
@@ -30,17 +28,17 @@ class Walk:
     bases: dict[str, str] = field(default_factory=dict)  # of a pointer: the kernel's argument
     races: set[tuple[str, str]] = field(default_factory=set)
 
-    def base(self, name: str) -> str:
+    def base(self, name):
         return self.bases.get(name.partition("#")[0], "")
 
-    def block(self, i: int, since: set[Access]) -> tuple[int, set[Access]]:
+    def block(self, i, since):
         """From line i to the brace that closes its block: that line, and the accesses since the last barrier."""
         while not (line := self.lines[i].strip()).startswith("}"):
             i, since = self.operation(i, line.partition(" loc(")[0], since)
             i += 1
         return i, since
 
-    def operation(self, i: int, line: str, since: set[Access]) -> tuple[int, set[Access]]:
+    def operation(self, i, line, since):
         match = OP.match(line)
         result, op, rest = match.groups() if match else (None, "", "")
         for name, value in re.findall(r"(%\w+) = (%[\w#]+)", rest):  # what a loop carries
@@ -68,7 +66,7 @@ class Walk:
             i, since = self.block(i + 1, since)
         return i, since
 
-    def access(self, now: Access, since: set[Access]) -> set[Access]:
+    def access(self, now, since):
         argument, shape, writes, line = now
         for other, other_shape, other_writes, at in since:
             # A scalar is loaded by every thread and stored by one.
@@ -78,7 +76,7 @@ class Walk:
         return since | {now}
 
 
-def races(lines: list[str]) -> set[tuple[str, str]]:
+def races(lines):
     """Accesses with no barrier between them that need one."""
     begin = next(i for i, line in enumerate(lines) if "tt.func" in line)
     walk = Walk(lines)

@@ -1,7 +1,5 @@
 """Every Triton kernel compiles for each architecture, spills nothing and fits into shared memory; without a GPU."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -19,7 +17,7 @@ CASES = [
 
 
 @triton.jit
-def _sorted_copy(x, y, n, BLOCK: tl.constexpr):
+def _sorted_copy(x, y, n, BLOCK):
     i = tl.arange(0, BLOCK)
     tl.store(y + i, tl.sort(tl.load(x + i, mask=i < n, other=0.0)), mask=i < n)
 

@@ -3,8 +3,6 @@
 Read off Triton's own intermediate code, of every configuration that is launched, with any distance between columns too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import re
@@ -29,7 +27,7 @@ TILE = 1024  # at most: the number of a tile times its side is the number of a r
 PRODUCT = re.compile(r"= arith\.muli (%[^\s,]+), (%[^\s,]+)(?: overflow<[^>]*>)? : (?:tensor<[\dx]+xi32[^>]*>|i32)")
 
 
-def narrow_products(ttir: str) -> list[str]:
+def narrow_products(ttir):
     """32-bit products of two variables, or of one and a constant beyond a tile's side."""
     constants = dict(re.findall(r"(%\S+) = arith\.constant (?:dense<)?(-?\d+)>? :", ttir))
     constants |= {copy: constants[x] for copy, x in re.findall(r"(%\S+) = tt\.splat (%\S+) :", ttir) if x in constants}
@@ -58,7 +56,7 @@ def test_within_a_group_32_bits_are_enough():
 
 
 @triton.jit
-def _rows(x, n, stride, WIDE: tl.constexpr, DIM: tl.constexpr):
+def _rows(x, n, stride, WIDE, DIM):
     i = tl.program_id(0) * 64 + tl.arange(0, 64)
     if WIDE:
         i = i.to(tl.int64)

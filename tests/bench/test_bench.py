@@ -1,14 +1,11 @@
 """The benchmark suite runs end to end on tiny sizes, and what it compares with computes the same. No timing decides."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ TINY = workloads.TINY
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def everything(tmp_path_factory):
     """One quick run of all stages, its folder and its JSON."""
     out = tmp_path_factory.mktemp("bench")
     assert run.main(["--quick", "--threads", "2", "--out", str(out)]) == 0
@@ -32,7 +29,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
 
 
 @pytest.mark.slow
-def test_all_stages_run_and_no_result_differs(everything: tuple[Path, dict[str, Any]]) -> None:
+def test_all_stages_run_and_no_result_differs(everything):
     out, found = everything
     assert set(stages.STAGES) - {"scaling", "memory"} == {row["stage"] for row in found["rows"]}
     assert len(found["scaling"]) >= 4 and len(found["memory"]) >= 2
@@ -44,7 +41,7 @@ def test_all_stages_run_and_no_result_differs(everything: tuple[Path, dict[str, 
 
 
 @pytest.mark.slow
-def test_json_schema(everything: tuple[Path, dict[str, Any]]) -> None:
+def test_json_schema(everything):
     _, found = everything
     assert set(found) == {"schema", "machine", "ceilings", "rows", "scaling", "growth", "memory", "targets"}
     assert found["schema"] == stages.SCHEMA
@@ -66,7 +63,7 @@ def test_json_schema(everything: tuple[Path, dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_chosen_stages_only(tmp_path: Path) -> None:
+def test_chosen_stages_only(tmp_path):
     assert run.main(["clusters", "clusters", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())
     assert {row["stage"] for row in found["rows"]} == {"clusters"}
@@ -74,7 +71,7 @@ def test_chosen_stages_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("argv", [["nonsense"], ["--threads", "0"], ["--rounds", "x"]])
-def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_refused(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         run.main(argv)
     assert caught.value.code == 2
@@ -84,7 +81,7 @@ def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixtur
 # --------------------------------------------------------------------------------------------------------- workloads
 
 
-def test_planted_states_come_out() -> None:
+def test_planted_states_come_out():
     x = stages.Hidden(TINY)
     assert stages._check_states(x.batch, x.cluster())
     wrong = x.cluster().clone()
@@ -93,7 +90,7 @@ def test_planted_states_come_out() -> None:
         stages._check_states(x.batch, wrong)
 
 
-def test_workloads_are_seeded_and_strings_fresh() -> None:
+def test_workloads_are_seeded_and_strings_fresh():
     a, b = workloads.steps(TINY), workloads.steps(TINY)
     assert all(np.array_equal(getattr(a, k), getattr(b, k)) for k in ("group", "trajectory", "rewards", "state"))
     assert torch.equal(workloads.fingerprints(a), workloads.fingerprints(b))
@@ -104,7 +101,7 @@ def test_workloads_are_seeded_and_strings_fresh() -> None:
     assert len({id(x) for x in copies}) == len(copies)
 
 
-def test_every_state_is_visited() -> None:
+def test_every_state_is_visited():
     for shape in (*workloads.CLUSTERING, workloads.TRAINING[0]):
         batch = workloads.steps(shape)
         for start, end in zip(batch.offsets, batch.offsets[1:], strict=False):
@@ -115,14 +112,14 @@ def test_every_state_is_visited() -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "numpy_pool", "torch_loop"])
-def test_clustering_loops_find_our_partition(name: str) -> None:
+def test_clustering_loops_find_our_partition(name):
     x = stages.Hidden(workloads.Shape("small", 4, 3, 20, 64, 9, ""), threads=2)
     assert stages.partition_agreement(getattr(x, name)(), x.cluster()) == "same partition"
 
 
 @pytest.mark.parametrize("divide", [False, True])
 @pytest.mark.parametrize("inputs", ["with_strings", "with_integers"])
-def test_pipeline_computes_gigpo(divide: bool, inputs: str) -> None:
+def test_pipeline_computes_gigpo(divide, inputs):
     x = stages.Observed(workloads.Shape("small", 3, 4, 10, 8, 6, ""))
     records = getattr(x, inputs)()
     ours = x.ours(bk.Config.gigpo(mode="mean_std_norm" if divide else "mean_norm"))(records)
@@ -131,12 +128,12 @@ def test_pipeline_computes_gigpo(divide: bool, inputs: str) -> None:
     assert text.startswith("largest difference") and "beyond" not in text
 
 
-def test_bipace_loop_computes_bipace() -> None:
+def test_bipace_loop_computes_bipace():
     x = stages.Hidden(workloads.Shape("small", 3, 4, 12, 48, 5, ""))
     torch.testing.assert_close(x.bipace_loop(), x.advantage().advantage, rtol=0, atol=2e-5)
 
 
-def test_both_difflib_loops_agree() -> None:
+def test_both_difflib_loops_agree():
     batch = workloads.steps(TINY)
     texts = workloads.similar_observations(batch, length=120)
     plain = competitors.similar_loop(texts, batch.offsets, 0.95)
@@ -144,7 +141,7 @@ def test_both_difflib_loops_agree() -> None:
     assert 1 < plain.max() + 1 < len(texts)  # the workload has both similar and dissimilar texts
 
 
-def test_differences_are_told() -> None:
+def test_differences_are_told():
     assert stages.partition_agreement([0, 0, 1], [5, 5, 2]) == "same partition"
     assert stages.partition_agreement([0, 0, 1], [0, 1, 1]).startswith("DIFFERENT: 2 clusters against 2, 3 in")
     assert "1 rows beyond" in stages.number_agreement(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.1]))
@@ -153,22 +150,22 @@ def test_differences_are_told() -> None:
 # -------------------------------------------------------------------------------------------------- measuring, models
 
 
-def test_turns_are_taken() -> None:
-    order: list[str] = []
+def test_turns_are_taken():
+    order = []
     sides = [measure.Side(n, lambda _, n=n: order.append(n)) for n in ("a", "b")]
     timings = measure.compare(sides, measure.Effort(rounds=3, fewest=3, flush_bytes=64))
     assert order == ["a", "b"] * 4  # one warm-up each, then three rounds
     assert all(len(t.samples) == 3 for t in timings.values())
 
 
-def test_a_slow_side_sits_out_after_its_fewest_rounds() -> None:
+def test_a_slow_side_sits_out_after_its_fewest_rounds():
     calls = {"slow": 0, "fast": 0}
 
-    def slow(_: object) -> None:
+    def slow(_):
         calls["slow"] += 1
         torch.randn(400, 400).mm(torch.randn(400, 400))
 
-    def fast(_: object) -> None:
+    def fast(_):
         calls["fast"] += 1
 
     effort = measure.Effort(rounds=6, seconds=0.0, fewest=2, warm_up=False, flush_bytes=64)
@@ -176,13 +173,13 @@ def test_a_slow_side_sits_out_after_its_fewest_rounds() -> None:
     assert calls == {"slow": 2, "fast": 2}
 
 
-def test_median_and_quartiles() -> None:
+def test_median_and_quartiles():
     timing = measure.Timing([5.0, 1.0, 2.0, 3.0, 4.0])
     assert (timing.median, timing.iqr) == (3.0, 2.0)
     assert measure.Timing([7.0]).iqr == 0.0
 
 
-def test_cluster_work_counts_open_centroids() -> None:
+def test_cluster_work_counts_open_centroids():
     fingerprint = torch.zeros(5, 10)
     # Group of three: labels 0, 1, 0 meet 0, 1 and 2 open centroids; group of two: labels 2, 2 meet 0 and 1.
     work = roofline.cluster_work(fingerprint, np.array([0, 1, 0, 2, 2]), [0, 3, 5])
@@ -190,15 +187,15 @@ def test_cluster_work_counts_open_centroids() -> None:
     assert work.bytes == 5 * 10 * 4 + 5 * 8
 
 
-def test_high_water_sees_memory_that_was_given_back() -> None:
-    def run_() -> int:
+def test_high_water_sees_memory_that_was_given_back():
+    def run_():
         return int(torch.ones(8 << 20).sum())  # 32 MiB, gone when the call returns
 
     assert 30 << 20 < measure.high_water(run_) < 80 << 20
 
 
 @pytest.mark.slow
-def test_memory_is_measured_in_a_process_of_its_own() -> None:
+def test_memory_is_measured_in_a_process_of_its_own():
     peak = memory.measure(memory.cases(quick=True)[0], quick=True, threads=1)
     assert 0 <= peak.peak_bytes < peak.allowed_bytes
     assert peak.clusters == TINY.groups * TINY.states
@@ -206,7 +203,7 @@ def test_memory_is_measured_in_a_process_of_its_own() -> None:
         memory.measure(memory.Case("nothing", TINY), quick=True, threads=1)
 
 
-def test_targets_take_the_best_competitor_and_tell_what_did_not_run() -> None:
+def test_targets_take_the_best_competitor_and_tell_what_did_not_run():
     found = stages.Results()
     assert all(t.value is None and t.met is None for t in stages.targets(found))
     for side, ratio in ((stages.NUMPY, 9.0), (stages.NUMPY_POOL, 5.5)):
@@ -220,7 +217,7 @@ def test_targets_take_the_best_competitor_and_tell_what_did_not_run() -> None:
 
 
 @pytest.mark.slow
-def test_launches_of_a_call() -> None:
+def test_launches_of_a_call():
     """The host's part of a call on a GPU is counted in launches: here they are, prepared but not made."""
     pytest.importorskip("triton")
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

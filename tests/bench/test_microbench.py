@@ -3,10 +3,6 @@
 `make test` runs them once each (--benchmark-disable): they show that the calls work. No timing decides a test.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -19,7 +15,7 @@ RECORDS = GROUPS * ROLLOUTS * STEPS
 
 
 @pytest.fixture(scope="module")
-def calls() -> dict[str, Any]:
+def calls():
     """Functions and their arguments: 512 records in processing order; ten states a group, far apart."""
     generator = torch.Generator().manual_seed(0)
     state = torch.randint(STATES, (RECORDS,), generator=generator)
@@ -67,6 +63,6 @@ CALLS = (
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call(benchmark: Any, calls: dict[str, Any], name: str) -> None:
+def test_a_call(benchmark, calls, name):
     function, arguments = calls[name]
     assert benchmark(function, **arguments) is not None

@@ -1,11 +1,8 @@
 """The truth sets, what is computed from them, and the program that puts estimators on one table."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from bench import truth, truth_batches, truth_sets
 COMMITTED = sorted(truth_sets.FOLDER.glob("*.npz"))
 
 
-def small_set(path: Path, *, groups=4, rollouts=4, seed=0, role="hold", gradients=False):
+def small_set(path, *, groups=4, rollouts=4, seed=0, role="hold", gradients=False):
     """A chain of six states with a coin at every step; values are known in closed form, and written into both halves."""
     rng = random.Random(seed)
     rows, hidden = [], []

@@ -1,20 +1,17 @@
 """Rollouts that several tests of the command line read."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 from paths import ROOT
 
 
 @pytest.fixture(scope="module")
-def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def games(tmp_path_factory):
     """Four prompt groups of scripted ALFWorld rollouts."""
     path = tmp_path_factory.mktemp("games") / "games.jsonl"
-    tasks: dict[str, list[str]] = {}
+    tasks = {}
     with gzip.open(ROOT / "examples/data/alfworld_scripted.jsonl.gz", "rt", encoding="utf-8") as file:
         for line in file:
             task = json.loads(line)["task_id"]

@@ -1,7 +1,5 @@
 """`bipace advantage`: a table worked by hand, every option, all formats, and no partial files left."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json
@@ -10,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.csv
@@ -37,16 +33,16 @@ COLUMNS = [
 
 
 @pytest.fixture
-def golden(tmp_path: Path) -> Path:
+def golden(tmp_path):
     return write(tmp_path / "rollouts.jsonl", GOLDEN)
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     return tmp_path / "out.parquet"
 
 
-def table(path: Path) -> dict[str, Any]:
+def table(path):
     return dict(pq.read_table(path).to_pydict())
 
 
@@ -54,7 +50,7 @@ def table(path: Path) -> dict[str, Any]:
 HIGH, LOW = (1 - 1 / 3) / (3**-0.5 + 1e-6), (-1 / 3) / (3**-0.5 + 1e-6)
 
 
-def test_golden_table(golden: Path, out: Path) -> None:
+def test_golden_table(golden, out):
     result = run("advantage", golden, "--out", out, "--partition", "exact", "--gamma", 0.5)
     assert result.exit_code == 0, result.output
     read = table(out)
@@ -73,7 +69,7 @@ def test_golden_table(golden: Path, out: Path) -> None:
         assert text in result.output
 
 
-def test_metadata_tells_how_the_table_was_made(golden: Path, out: Path) -> None:
+def test_metadata_tells_how_the_table_was_made(golden, out):
     run("advantage", golden, "--out", out, "--epsilon", 0.3)
     meta = json.loads(pq.read_schema(out).metadata[b"bipace"])
     assert meta["version"] == bk.__version__ and meta["config"] == dataclasses.asdict(bk.Config.bipace(0.3))
@@ -83,9 +79,7 @@ def test_metadata_tells_how_the_table_was_made(golden: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl", ".jsonl.gz"])
-def test_formats_hold_the_same_table_and_the_same_run_gives_the_same_bytes(
-    golden: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_formats_hold_the_same_table_and_the_same_run_gives_the_same_bytes(golden, tmp_path, suffix):
     base, out = tmp_path / "base.parquet", tmp_path / f"out{suffix}"
     for path in (base, out):
         assert run("advantage", golden, "--out", path).exit_code == 0
@@ -110,7 +104,7 @@ def test_formats_hold_the_same_table_and_the_same_run_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("preset", advantage.PRESETS)
-def test_presets(games: Path, out: Path, preset: str) -> None:
+def test_presets(games, out, preset):
     assert run("advantage", games, "--out", out, "--preset", preset).exit_code == 0
     config = PRESETS[preset]
     seen = observations(games)
@@ -122,7 +116,7 @@ def test_presets(games: Path, out: Path, preset: str) -> None:
         assert np.array_equal(np.float32(read[column]), getattr(expected, name).numpy())
 
 
-OPTIONS_TOGETHER: list[dict[str, Any]] = [  # each has an effect together with the others
+OPTIONS_TOGETHER = [  # each has an effect together with the others
     {
         "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "similarity": 0.7, "longest_text": 50,
         "step_norm": "std", "episode_norm": "none", "episode_scope": "step", "lone_trajectory": "raw", "delta": 1e-3,
@@ -160,7 +154,7 @@ WITHOUT_EFFECT = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
-def test_an_option_without_effect_is_refused(golden: Path, tmp_path: Path, name: str) -> None:
+def test_an_option_without_effect_is_refused(golden, tmp_path, name):
     options, where, cure = WITHOUT_EFFECT[name]
     message = fail("advantage", golden, "--out", tmp_path / "out.parquet", *options)
     flag = "" if name == "no_base_group" else f"--{name.strip().replace('_', '-')} "
@@ -169,7 +163,7 @@ def test_an_option_without_effect_is_refused(golden: Path, tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", ["action_noise", "kernel_time"])
-def test_zero_turns_off_what_none_turns_off(games: Path, out: Path, name: str) -> None:
+def test_zero_turns_off_what_none_turns_off(games, out, name):
     found = []
     for options in ([], [f"--{name.replace('_', '-')}", 0]):
         assert run("advantage", games, "--out", out, "--preset", "gae", *options).exit_code == 0
@@ -178,7 +172,7 @@ def test_zero_turns_off_what_none_turns_off(games: Path, out: Path, name: str) -
     assert np.array_equal(np.float32(found[1]), expected.advantage.numpy()) and found[0] != found[1]
 
 
-def test_errors_of_the_package_name_file_line_and_option(tmp_path: Path) -> None:
+def test_errors_of_the_package_name_file_line_and_option(tmp_path):
     """Each reward is within the limit, their sum is not; and a huge one is named when it is read."""
     rows = [record(0, 0, "a", "x"), record(1, 0, "a", "x", 9e36), record(1, 1, "b", "y", 9e36)]
     path, out = write(tmp_path / "a.jsonl", [rows[0], *rows[1:]]), tmp_path / "out.parquet"
@@ -192,7 +186,7 @@ def test_errors_of_the_package_name_file_line_and_option(tmp_path: Path) -> None
     assert f'{huge}, line 2, field "reward": expected a finite number within ±1e37' in message
 
 
-def test_words_of_the_package() -> None:
+def test_words_of_the_package():
     """Rows become files and lines, fields of Config options; columns keep their names."""
     records = rollouts.Rollouts(sources=[rollouts.Source("f", "", 9, "row")], file=[0] * 9, line=list(range(1, 10)))
     for error, wanted in {
@@ -205,7 +199,7 @@ def test_words_of_the_package() -> None:
         assert advantage.message_of(error, records) == wanted
 
 
-def test_huge_hidden_states_from_a_column(tmp_path: Path) -> None:
+def test_huge_hidden_states_from_a_column(tmp_path):
     rows = [{**row, "hidden": [1.0, 1.0 if i else 10**400]} for i, row in enumerate(GOLDEN)]
     path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
     args = ["advantage", path, "--out", out, "--fingerprint-column", "hidden"]
@@ -213,7 +207,7 @@ def test_huge_hidden_states_from_a_column(tmp_path: Path) -> None:
     assert run(*args, "--on-invalid", "singleton").exit_code == 0
 
 
-def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
+def test_numbers_have_a_minus_sign_and_no_negative_zero():
     from bipace_kernels.cli._console import number
     from bipace_kernels.diagnostics.value_r2 import ValueR2
 
@@ -225,9 +219,9 @@ def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS_TOGETHER, ids=lambda options: options["partition"])
-def test_every_field_of_the_configuration_has_an_option(golden: Path, out: Path, options: dict[str, Any]) -> None:
+def test_every_field_of_the_configuration_has_an_option(golden, out, options):
     assert {name for given in OPTIONS_TOGETHER for name in given} == {f.name for f in dataclasses.fields(bk.Config)}
-    args: list[Any] = []
+    args = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
         args += [flag] if value is True else [flag, value]
@@ -243,7 +237,7 @@ def test_every_field_of_the_configuration_has_an_option(golden: Path, out: Path,
     [("gae", "--value", value) for value in ("group", "cluster", "kernel")]
     + [("gigpo", "--gigpo-mode", mode) for mode in ("mean_norm", "mean_std_norm")],
 )
-def test_a_preset_s_own_choice(golden: Path, out: Path, preset: str, flag: str, choice: str) -> None:
+def test_a_preset_s_own_choice(golden, out, preset, flag, choice):
     """The configuration has it; of gae the values are a column."""
     assert run("advantage", golden, "--out", out, "--preset", preset, flag, choice).exit_code == 0
     config = json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
@@ -252,7 +246,7 @@ def test_a_preset_s_own_choice(golden: Path, out: Path, preset: str, flag: str, 
     assert any(read["advantage"]) and len(read.get("value", [])) == (preset == "gae") * len(read["advantage"])
 
 
-def test_help_names_every_choice() -> None:
+def test_help_names_every_choice():
     """The choices in the help are those of Config."""
     import typer
 
@@ -263,14 +257,14 @@ def test_help_names_every_choice() -> None:
             assert choice in helps["--" + name.replace("_", "-")], (name, choice)
 
 
-def test_state_history_of_an_exact_partition_is_the_history_partition(games: Path, tmp_path: Path) -> None:
+def test_state_history_of_an_exact_partition_is_the_history_partition(games, tmp_path):
     one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
     run("advantage", games, "--out", one, "--partition", "exact", "--state", "history:2")
     run("advantage", games, "--out", two, "--partition", "history", "--history-length", 2)
     assert table(one)["advantage"] == table(two)["advantage"] and table(one)["cluster"] == table(two)["cluster"]
 
 
-def test_state_texts() -> None:
+def test_state_texts():
     """Histories go by step inside a trajectory; padding takes no part; a repeated step counts once."""
     records = rollouts.Rollouts(
         file=[0] * 7, line=list(range(7)), task=["t"] * 7, rollout=[0, 0, 0, 1, 0, 0, 1], step=[2, 0, 1, 0, 1, 9, 4],
@@ -288,7 +282,7 @@ def test_state_texts() -> None:
     assert str(two) == "history:2" and str(states.State.parse("history:0")) == "observation"
 
 
-def test_cosine_of_histories(games: Path, out: Path) -> None:
+def test_cosine_of_histories(games, out):
     assert run("advantage", games, "--out", out, "--state", "history:1").exit_code == 0
     records = rollouts.read([str(games)])
     texts = states.texts(records, states.State(1))
@@ -297,7 +291,7 @@ def test_cosine_of_histories(games: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_hidden_states_from_a_file(games: Path, tmp_path: Path, out: Path, dtype: Any) -> None:
+def test_hidden_states_from_a_file(games, tmp_path, out, dtype):
     n = len(observations(games))
     hidden = np.random.default_rng(0).normal(size=(n, 8)).astype(dtype)
     np.save(tmp_path / "hidden.npy", hidden)
@@ -308,17 +302,17 @@ def test_hidden_states_from_a_file(games: Path, tmp_path: Path, out: Path, dtype
     assert json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]["epsilon"] == 0.10
 
 
-def test_hidden_states_from_a_column(tmp_path: Path) -> None:
+def test_hidden_states_from_a_column(tmp_path):
     rows = [{**row, "hidden": [1.0, float(i % 2)]} for i, row in enumerate(GOLDEN)]
     path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
     assert run("advantage", path, "--out", out, "--fingerprint-column", "hidden").exit_code == 0
     assert table(out)["cluster"] == [0, 1, 0, 1, 0, 1]
 
 
-def test_bad_hidden_states(golden: Path, tmp_path: Path) -> None:
+def test_bad_hidden_states(golden, tmp_path):
     npy, out = tmp_path / "h.npy", tmp_path / "out.parquet"
 
-    def message(array: Any) -> str:
+    def message(array):
         np.save(npy, array, allow_pickle=True)
         return fail("advantage", golden, "--out", out, "--fingerprint", npy)
 
@@ -341,20 +335,20 @@ def test_bad_hidden_states(golden: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0 and "set aside as invalid" in result.output
 
 
-def test_nonfinite_rewards_set_aside(tmp_path: Path, out: Path) -> None:
+def test_nonfinite_rewards_set_aside(tmp_path, out):
     path = write(tmp_path / "a.jsonl", [*GOLDEN[:-1], {**GOLDEN[-1], "reward": float("nan")}])
     assert 'line 6, field "reward": expected a finite number, got NaN' in fail("advantage", path, "--out", out)
     assert run("advantage", path, "--out", out, "--on-invalid", "singleton").exit_code == 0
     assert table(out)["advantage"][4:] == [0, 0]
 
 
-def test_padding(tmp_path: Path, out: Path) -> None:
+def test_padding(tmp_path, out):
     path = write(tmp_path / "a.jsonl", [{**row, "real": i != 3} for i, row in enumerate(GOLDEN)])
     assert run("advantage", path, "--out", out, "--valid-column", "real").exit_code == 0
     assert table(out)["cluster"][3] == -1 and table(out)["advantage"][3] == 0
 
 
-def test_duplicated_records(tmp_path: Path) -> None:
+def test_duplicated_records(tmp_path):
     path, out = write(tmp_path / "a.jsonl", [*GOLDEN, GOLDEN[0]]), tmp_path / "out.parquet"
     for command in (["advantage", path, "--out", out], ["report", path, "--out", tmp_path / "report"]):
         message = fail(*command)
@@ -371,7 +365,7 @@ def test_duplicated_records(tmp_path: Path) -> None:
     assert run("advantage", padded, "--out", out, "--partition", "exact").exit_code == 0
 
 
-def test_action_column_and_mode(tmp_path: Path) -> None:
+def test_action_column_and_mode(tmp_path):
     rows = [{**row, "response": f"hm {i} <action> {row['action']} </action>"} for i, row in enumerate(GOLDEN)]
     path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
     base = [path, "--out", out, "--partition", "exact"]
@@ -384,7 +378,7 @@ def test_action_column_and_mode(tmp_path: Path) -> None:
     assert run("advantage", *base, "--action-mode", "first_n").exit_code == 0
 
 
-def test_actions_are_needed_only_by_pace(tmp_path: Path) -> None:
+def test_actions_are_needed_only_by_pace(tmp_path):
     rows = [{name: value for name, value in row.items() if name != "action"} for row in GOLDEN]
     path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
     assert '"action" is missing; name its column with --action-column' in fail("advantage", path, "--out", out)
@@ -392,11 +386,11 @@ def test_actions_are_needed_only_by_pace(tmp_path: Path) -> None:
         assert run("advantage", path, "--out", out, "--preset", preset).exit_code == 0
 
 
-def test_columns_and_files(tmp_path: Path) -> None:
+def test_columns_and_files(tmp_path):
     names = {"task_id": "q", "rollout": "r", "step": "s", "observation": "o", "reward": "w", "action": "a"}
     rows = [{names[name]: value for name, value in row.items()} for row in GOLDEN]
     one, two, out = write(tmp_path / "1.jsonl", rows), write(tmp_path / "2.jsonl", rows), tmp_path / "out.parquet"
-    flags: list[Any] = []
+    flags = []
     for name, column in names.items():
         flags += [f"--{name.removesuffix('_id')}-column", column]
     assert run("advantage", one, two, "--out", out, "--partition", "exact", *flags).exit_code == 0
@@ -406,7 +400,7 @@ def test_columns_and_files(tmp_path: Path) -> None:
     assert table(out)["file"] == [str(one)] * 6 + [str(two)] * 6
 
 
-def test_shuffled_lines_change_nothing(games: Path, tmp_path: Path) -> None:
+def test_shuffled_lines_change_nothing(games, tmp_path):
     """Integer rollouts and steps are ordered by their numbers, wherever their lines stand."""
     lines = games.read_text().splitlines()
     order = np.random.default_rng(3).permutation(len(lines))
@@ -421,7 +415,7 @@ def test_shuffled_lines_change_nothing(games: Path, tmp_path: Path) -> None:
     assert len(pairs) == len({one for one, _ in pairs}) == len({two for _, two in pairs})  # the same up to numbering
 
 
-def test_backends_and_threads(golden: Path, out: Path) -> None:
+def test_backends_and_threads(golden, out):
     tables = []
     for more in (["--backend", "reference"], ["--backend", "cpu"], ["--backend", "cpu", "--threads", 1]):
         assert run("advantage", golden, "--out", out, *more).exit_code == 0
@@ -430,7 +424,7 @@ def test_backends_and_threads(golden: Path, out: Path) -> None:
     np.testing.assert_allclose(tables[0]["advantage"], tables[1]["advantage"], atol=2e-5)
 
 
-def test_tables_read_back_as_input(golden: Path, tmp_path: Path, out: Path) -> None:
+def test_tables_read_back_as_input(golden, tmp_path, out):
     """Ids may be strings; a Parquet file of records is read like JSON lines."""
     import pyarrow as pa
 
@@ -478,7 +472,7 @@ BAD_OPTIONS = {
 
 
 @pytest.mark.parametrize("name", BAD_OPTIONS)
-def test_bad_options(golden: Path, tmp_path: Path, name: str) -> None:
+def test_bad_options(golden, tmp_path, name):
     options, part = BAD_OPTIONS[name]
     before = set(tmp_path.iterdir())
     message = fail("advantage", golden, "--out", tmp_path / "out.parquet", *options)
@@ -490,7 +484,7 @@ def test_bad_options(golden: Path, tmp_path: Path, name: str) -> None:
 # ---- whole or not at all
 
 
-def test_output_path(golden: Path, tmp_path: Path) -> None:
+def test_output_path(golden, tmp_path):
     os.umask(umask := os.umask(0))
     assert "is a folder" in fail("advantage", golden, "--out", (tmp_path / "d.csv").mkdir() or tmp_path / "d.csv")
     assert "is one of the inputs" in fail("advantage", golden, "--out", golden)
@@ -501,19 +495,19 @@ def test_output_path(golden: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_read_only_folder(golden: Path, tmp_path: Path) -> None:
+def test_read_only_folder(golden, tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o555)
     assert "is not writable" in fail("advantage", golden, "--out", folder / "out.csv")
 
 
-def test_a_folder_refused_by_the_system(golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_refused_by_the_system(golden, tmp_path, monkeypatch):
     """As for root: access() says no, or the file cannot be created although access() said yes."""
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "is not writable" in fail("advantage", golden, "--out", tmp_path / "out.csv")
     monkeypatch.undo()
 
-    def refuse(**_: object) -> None:
+    def refuse(**_):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(files.tempfile, "mkdtemp", refuse)
@@ -522,14 +516,12 @@ def test_a_folder_refused_by_the_system(golden: Path, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
-def test_a_failure_in_the_middle(
-    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, suffix: str
-) -> None:
+def test_a_failure_in_the_middle(golden, tmp_path, monkeypatch, error, suffix):
     out = tmp_path / f"out{suffix}"
     out.write_text("the table of yesterday")
     before = {path.name for path in tmp_path.iterdir()}
 
-    def half(path: Path, *_: object) -> None:
+    def half(path, *_):
         path.write_text("half")
         raise error
 
@@ -558,7 +550,7 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGKILL)])
-def test_killed_while_writing(golden: Path, tmp_path: Path, out: Path, number: signal.Signals) -> None:
+def test_killed_while_writing(golden, tmp_path, out, number):
     out.write_text("the table of yesterday")
     before = {path.name for path in tmp_path.iterdir()}
     command = [sys.executable, "-c", KILLED, "advantage", str(golden), "--out", str(out), "--preset", "gigpo"]
@@ -580,7 +572,7 @@ def test_killed_while_writing(golden: Path, tmp_path: Path, out: Path, number: s
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_two_runs_at_once_keep_each_others_files(tmp_path: Path) -> None:
+def test_two_runs_at_once_keep_each_others_files(tmp_path):
     for target in (tmp_path / "a.csv", tmp_path):
         write_one = files.atomic_folder if target.is_dir() else files.atomic_file
         with write_one(target) as first, write_one(target) as second:
@@ -590,7 +582,7 @@ def test_two_runs_at_once_keep_each_others_files(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
-def test_bad_line_leaves_nothing(tmp_path: Path) -> None:
+def test_bad_line_leaves_nothing(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(GOLDEN[0]) + "\n{}\n")
     message = fail("advantage", path, "--out", tmp_path / "new" / "out.csv")
@@ -598,7 +590,7 @@ def test_bad_line_leaves_nothing(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl"}
 
 
-def test_a_note_where_the_partition_looks_degenerate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_note_where_the_partition_looks_degenerate(tmp_path, capfd):
 
     rows = [record(r, s, "always the same", "go", float(r == 0 and s == 9)) for r in range(2) for s in range(10)]
     result = run("advantage", write(tmp_path / "a.jsonl", rows), "--out", tmp_path / "o.csv", "--partition", "exact")
@@ -606,7 +598,7 @@ def test_a_note_where_the_partition_looks_degenerate(tmp_path: Path, capfd: pyte
     assert "note:" in result.output and "one single cluster" in result.output and "RuntimeWarning" not in result.output
 
 
-def test_a_link_gives_way_and_what_it_pointed_to_stays(tmp_path: Path) -> None:
+def test_a_link_gives_way_and_what_it_pointed_to_stays(tmp_path):
     """docs/cli.md says so: results are moved to their place, never written through a link."""
     rollouts, kept, out = write(tmp_path / "a.jsonl", GOLDEN), tmp_path / "kept.csv", tmp_path / "out.csv"
     kept.write_text("kept")

@@ -1,12 +1,8 @@
 """`bipace calibrate` on a tiny model in a folder: everything it writes, going on, and its errors."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,7 +31,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A Qwen2 of six blocks with random weights, and a trained tokenizer."""
     path = tmp_path_factory.mktemp("model") / "tiny"
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|endoftext|>")
@@ -51,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompts(tmp_path_factory):
     rng = random.Random(1)
     rows = []
     for i in range(30):
@@ -65,7 +61,7 @@ SMALL = ("--layers", "-3,block 5", "--pooling", "last,mean", "--epsilons", "0.00
 
 
 @pytest.mark.slow
-def test_everything_it_writes(folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_everything_it_writes(folder, prompts, tmp_path):
     out = tmp_path / "out"
     args = ("calibrate", folder, prompts, "--out", out, "--chat", *SMALL, "--min-clusters", 3)
     shown = run(*args)
@@ -105,10 +101,10 @@ def test_everything_it_writes(folder: Path, prompts: Path, tmp_path: Path) -> No
     assert run(*(arg for arg in args if arg != "--chat"), "--restart").exit_code == 0
 
 
-def test_bad_input(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input(folder, prompts, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
-    def wrong(*args: Any) -> str:
+    def wrong(*args):
         text = fail("calibrate", *args, "--out", out)
         assert not out.exists()
         return text
@@ -131,7 +127,7 @@ def test_bad_input(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pyt
     assert "bipace calibrate needs the package transformers" in wrong(folder, prompts)
 
 
-def test_the_heat_map_takes_what_does_not_exist(tmp_path: Path) -> None:
+def test_the_heat_map_takes_what_does_not_exist(tmp_path):
     """No choice, one value everywhere, one layer; the same numbers give the same bytes."""
     row = Scanned(Layer(0, 2), "last", 0.1, 1, 1.0, 1.0, 1.0, 0.5, 0.0, False)
     found = bk.Calibration((row,), None, "", "$a_b$", 1, 1, 1, 1, 0.5, 5, 5, 0, 0, {})

@@ -1,11 +1,7 @@
 """The embedders of `bipace report`: each at its own ε, with the numbers of a direct computation."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +17,9 @@ PLAIN = ("--epsilons", "0.25", "--no-similar")
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def drawn(monkeypatch):
     """What the figure of the embedders gets; nothing is drawn."""
-    given: list[Any] = []
+    given = []
     for name in ("step_shares", "epsilon_curve"):
         monkeypatch.setattr(figures, name, lambda *_: None)
     monkeypatch.setattr(figures, "embedders", lambda path, *rest: given.append(rest))
@@ -31,7 +27,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return given
 
 
-def test_each_at_its_own_epsilon(games: Path, tmp_path: Path, drawn: list[Any]) -> None:
+def test_each_at_its_own_epsilon(games, tmp_path, drawn):
     seen = observations(games)
     hidden = np.random.default_rng(3).standard_normal((len(seen), 5)).astype(np.float16)
     np.save(tmp_path / "hidden.npy", hidden)
@@ -80,7 +76,7 @@ def test_each_at_its_own_epsilon(games: Path, tmp_path: Path, drawn: list[Any]) 
         assert f"{r2:.3f}".replace("-", "−") in line and len(of_kernel) == (label in labels[2:])
 
 
-def test_hidden_states_by_section_and_from_a_column(tmp_path: Path, drawn: list[Any]) -> None:
+def test_hidden_states_by_section_and_from_a_column(tmp_path, drawn):
     """A file of all records is cut by section; a column of the same numbers gives the same."""
     rng = np.random.default_rng(5)
     hidden = rng.standard_normal((24, 3)).round(3).astype(np.float32)
@@ -104,7 +100,7 @@ def test_hidden_states_by_section_and_from_a_column(tmp_path: Path, drawn: list[
     assert "give one of them" in fail("report", *paths, *PLAIN, *both, "--out", tmp_path / "out")
 
 
-def test_bad_hidden_states(games: Path, tmp_path: Path, drawn: list[Any]) -> None:
+def test_bad_hidden_states(games, tmp_path, drawn):
     hidden = np.random.default_rng(3).standard_normal((len(observations(games)), 4)).astype(np.float32)
     hidden[5], hidden[6] = np.nan, 0
     file = tmp_path / "hidden.npy"
@@ -123,7 +119,7 @@ def test_bad_hidden_states(games: Path, tmp_path: Path, drawn: list[Any]) -> Non
     assert "one row per record" in fail(*args)
 
 
-def test_an_encoder_that_cannot_be_had(games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_that_cannot_be_had(games, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     message = fail("report", games, *PLAIN, "--sentence", "somewhere", "--out", tmp_path / "out")
     assert "--sentence somewhere: the sentence embedder needs the package sentence-transformers" in message
@@ -131,7 +127,7 @@ def test_an_encoder_that_cannot_be_had(games: Path, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "out").exists()
 
 
-def test_the_figure_takes_what_does_not_exist(tmp_path: Path) -> None:
+def test_the_figure_takes_what_does_not_exist(tmp_path):
     """No interval with one group, no value R² where returns do not differ, $ in a name."""
     rows = []
     for label, singles, median, r2 in (

@@ -1,15 +1,10 @@
 """`bipace report --html`: its numbers are those of the package's functions, texts stay texts, the size is bounded."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,29 +24,29 @@ MARKUP = "</script><script>window.broken = 1</script><img src=x onerror='window.
 
 
 @pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def undrawn(monkeypatch):
     """Figures as empty files: drawing is most of a report's time."""
     for name in ("step_shares", "epsilon_curve", "embedders"):
         monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(b""))
 
 
-def made_by(path: Path, folder: Path, *options: object) -> str:
+def made_by(path, folder, *options):
     done = run("report", path, "--out", folder, "--epsilons", "0.25", "--no-similar", "--html", *options)
     assert done.exit_code == 0, done.output
     assert str(folder / "inspector.html") in done.output.replace("\n", "")
     return (folder / "inspector.html").read_text(encoding="utf-8")
 
 
-def content_of(tmp_path: Path, rows: list[dict[str, Any]], *options: object) -> dict[str, Any]:
+def content_of(tmp_path, rows, *options):
     return inspector.unpack(made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out", *options))
 
 
-def close(found: Any, wanted: Any) -> None:
+def close(found, wanted):
     wanted = wanted.numpy() if isinstance(wanted, torch.Tensor) else wanted
     np.testing.assert_allclose(np.array(found, float), wanted, rtol=6e-4, atol=1e-7)  # four digits
 
 
-def test_numbers_are_a_direct_computation(games: Path, tmp_path: Path) -> None:
+def test_numbers_are_a_direct_computation(games, tmp_path):
     content = inspector.unpack(made_by(games, tmp_path / "out"))
     columns, seen = content["columns"], observations(games)
     line = np.array(columns["line"]) - 1  # back to the order of the file
@@ -74,7 +69,7 @@ def test_numbers_are_a_direct_computation(games: Path, tmp_path: Path) -> None:
     close(columns["spread"], np.max(scaled, axis=0) - np.min(scaled, axis=0))
 
 
-def test_groups_have_their_success_and_spread(tmp_path: Path) -> None:
+def test_groups_have_their_success_and_spread(tmp_path):
     content = content_of(tmp_path, GOLDEN)  # totals 1, 0, 0
     (group,) = content["groups"]
     assert group == {
@@ -86,7 +81,7 @@ def test_groups_have_their_success_and_spread(tmp_path: Path) -> None:
     assert actions[1] == actions[5] and len(set(actions)) == 4  # "take" and " take"
 
 
-def test_success_takes_a_threshold(tmp_path: Path) -> None:
+def test_success_takes_a_threshold(tmp_path):
     rows = [dict(row, reward=0.1) for row in GOLDEN[:2]] + GOLDEN[2:4]  # totals 0.2 and 0
     assert [path["success"] for path in content_of(tmp_path, rows)["rollouts"]] == [True, False]
     content = content_of(tmp_path, rows, "--success-above", 0.5)
@@ -96,7 +91,7 @@ def test_success_takes_a_threshold(tmp_path: Path) -> None:
     assert [path["success"] for path in given["rollouts"]] == [True, True] and given["success_above"] is None
 
 
-def test_neighbours_are_the_nearest_by_the_kernel_of_gae(games: Path, tmp_path: Path) -> None:
+def test_neighbours_are_the_nearest_by_the_kernel_of_gae(games, tmp_path):
     content = inspector.unpack(made_by(games, tmp_path / "out"))
     columns, seen = content["columns"], observations(games)
     config, line = PRESETS["gae"], np.array(columns["line"]) - 1
@@ -123,7 +118,7 @@ def test_neighbours_are_the_nearest_by_the_kernel_of_gae(games: Path, tmp_path: 
         close(k[i][near], shown)
 
 
-def test_what_takes_no_part(tmp_path: Path) -> None:
+def test_what_takes_no_part(tmp_path):
     """Padding and copies are not shown; a rollout set aside is, in no cluster and with advantage 0."""
     rows = [dict(row) for row in GOLDEN]
     rows += [dict(rows[0]), record(3, 0, "room", "go", float("nan")), record(4, 0, "room", "go", valid=False)]
@@ -138,7 +133,7 @@ def test_what_takes_no_part(tmp_path: Path) -> None:
     assert content["groups"][0]["success"] == 0.3333
 
 
-def test_without_actions_there_is_no_bipace(tmp_path: Path) -> None:
+def test_without_actions_there_is_no_bipace(tmp_path):
     rows = [{name: value for name, value in row.items() if name != "action"} for row in GOLDEN]
     content = content_of(tmp_path, rows)
     assert [row["key"] for row in content["estimators"]] == ["grpo", "gigpo", "hgpo", "bigpo", "gae"]
@@ -148,11 +143,11 @@ def test_without_actions_there_is_no_bipace(tmp_path: Path) -> None:
 OWN = {"bipace_advantage": [0.5, -1.25, 0.5, 2.0, 0.0, -3.0], "bipace_cluster": [0, 1, 0, 2, -1, 1]}
 
 
-def trained() -> list[dict[str, Any]]:
+def trained():
     return [dict(row, **{name: column[i] for name, column in OWN.items()}) for i, row in enumerate(GOLDEN)]
 
 
-def test_what_a_trainer_recorded_stands_beside_the_presets(tmp_path: Path) -> None:
+def test_what_a_trainer_recorded_stands_beside_the_presets(tmp_path):
     content = content_of(tmp_path, trained())
     columns = content["columns"]
     assert [row["key"] for row in content["estimators"]] == [*PRESETS, "trained"]
@@ -165,7 +160,7 @@ def test_what_a_trainer_recorded_stands_beside_the_presets(tmp_path: Path) -> No
     assert 'field "bipace_cluster": expected an integer of at least −1' in message
 
 
-def test_several_files_share_one_page_and_no_cluster(tmp_path: Path) -> None:
+def test_several_files_share_one_page_and_no_cluster(tmp_path):
     first, second = write(tmp_path / "a.jsonl", GOLDEN), write(tmp_path / "b.jsonl", GOLDEN[:4])
     assert run("report", first, second, "--out", tmp_path / "out", "--epsilons", "0.25", "--html").exit_code == 0
     content = inspector.unpack((tmp_path / "out/inspector.html").read_text(encoding="utf-8"))
@@ -178,7 +173,7 @@ def test_several_files_share_one_page_and_no_cluster(tmp_path: Path) -> None:
         assert {group[j] for j in near} == {group[i]}
 
 
-def test_texts_are_never_markup(tmp_path: Path) -> None:
+def test_texts_are_never_markup(tmp_path):
     rows = [dict(row, observation=row["observation"] + MARKUP, action=row["action"] + MARKUP) for row in GOLDEN]
     rows = [dict(row, task_id=f"<b>{MARKUP}", rollout=f"{row['rollout']}{MARKUP}") for row in rows]
     path = write(tmp_path / "<i onclick=x>.jsonl", rows)
@@ -189,7 +184,7 @@ def test_texts_are_never_markup(tmp_path: Path) -> None:
     assert content["texts"][0] == "room" + MARKUP and content["groups"][0]["task"].startswith("<b></script>")
 
 
-def test_the_page_allows_its_own_script_and_style_and_nothing_else(tmp_path: Path) -> None:
+def test_the_page_allows_its_own_script_and_style_and_nothing_else(tmp_path):
     made = made_by(write(tmp_path / "a.jsonl", GOLDEN), tmp_path / "out")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', made)[1].replace("&#39;", "'")
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -202,7 +197,7 @@ def test_the_page_allows_its_own_script_and_style_and_nothing_else(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_ten_thousand_records_are_below_5_mb(tmp_path: Path) -> None:
+def test_ten_thousand_records_are_below_5_mb(tmp_path):
     """Also of texts that no compression helps: they are cut, and say by how much."""
     rng, n = np.random.default_rng(0), 10_000
     texts = [base64.b64encode(rng.bytes(600)).decode() for _ in range(n)]
@@ -229,21 +224,21 @@ def test_ten_thousand_records_are_below_5_mb(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     """Chromium, Debian's or another, driven by Playwright."""
     with chromium() as opened:
         yield opened
 
 
 @pytest.mark.slow
-def test_in_chromium(browser: Any, tmp_path: Path) -> None:
+def test_in_chromium(browser, tmp_path):
     rows = [dict(row, observation=f"{row['observation']} {MARKUP}", action=row["action"] + MARKUP) for row in GOLDEN]
     rows += [dict(row, task_id="other", reward=0.0) for row in GOLDEN]
     made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out")
     content = inspector.unpack((tmp_path / "out/inspector.html").read_text(encoding="utf-8"))
     context = browser.new_context(offline=True, color_scheme="dark", viewport={"width": 1500, "height": 900})
     page = context.new_page()
-    wrong: list[str] = []
+    wrong = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.append(message.text))
     page.on("request", lambda request: wrong.append(request.url) if not request.url.startswith("file:") else None)
@@ -313,10 +308,10 @@ def test_in_chromium(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_chromium_a_training_run_s_own_credit_comes_first(browser: Any, tmp_path: Path) -> None:
+def test_in_chromium_a_training_run_s_own_credit_comes_first(browser, tmp_path):
     made_by(write(tmp_path / "a.jsonl", trained()), tmp_path / "out")
     page = browser.new_page(color_scheme="light")
-    wrong: list[str] = []
+    wrong = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto((tmp_path / "out/inspector.html").as_uri() + "#step=5")
     page.wait_for_selector("main:not([hidden])")
@@ -358,7 +353,7 @@ CUT = """() => {
 
 
 @pytest.mark.slow
-def test_in_chromium_nothing_is_cut_at_any_width(browser: Any, tmp_path: Path) -> None:
+def test_in_chromium_nothing_is_cut_at_any_width(browser, tmp_path):
     rng, rows = np.random.default_rng(0), []
     for task, rollout, step in np.ndindex(3, 4, 15):
         size = (1.0, 12345.6, 3e-7)[task]
@@ -383,7 +378,7 @@ def test_in_chromium_nothing_is_cut_at_any_width(browser: Any, tmp_path: Path) -
     page.close()
 
 
-def opened(browser: Any, path: Path) -> tuple[Any, list[str]]:
+def opened(browser, path):
     """A page of the browser that shows the file, and the errors that it will have had."""
     page, wrong = browser.new_page(viewport={"width": 1400, "height": 900}), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -393,7 +388,7 @@ def opened(browser: Any, path: Path) -> tuple[Any, list[str]]:
     return page, wrong
 
 
-def saved(page: Any, button: str) -> list[list[str]]:
+def saved(page, button):
     with page.expect_download() as download:
         page.click(button)
     with download.value.path().open(encoding="utf-8", newline="") as file:
@@ -401,7 +396,7 @@ def saved(page: Any, button: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_in_chromium_a_group_its_rollouts_filters_and_files(browser: Any, tmp_path: Path) -> None:
+def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     rows = [*GOLDEN, *(dict(row, task_id="other", reward=0.0) for row in GOLDEN)]
     rows[3] = dict(rows[3], action='=1+1,"x"')
     content = inspector.unpack(made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out"))
@@ -491,7 +486,7 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser: Any, tmp_pa
 
 
 @pytest.mark.slow
-def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser: Any, tmp_path: Path) -> None:
+def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_path):
     paths = []
     for update in (50, 100, 0):  # the last one has the smallest number
         rows = []

@@ -1,7 +1,5 @@
 """The program as a whole: help, version, info, bench, and how little it imports before a command runs."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import inspect
@@ -10,7 +8,6 @@ import os
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 from bipace_cli import commands
@@ -30,7 +27,7 @@ from bipace_kernels.features.embedders import EMBEDDERS
 from bipace_kernels.settings import settings_of
 
 
-def test_help_and_version() -> None:
+def test_help_and_version():
     shown = CliRunner().invoke(app, ["--help"]).output
     for command in ("advantage", "report", "calibrate", "info", "bench", "truth"):
         assert command in shown
@@ -38,7 +35,7 @@ def test_help_and_version() -> None:
     assert CliRunner().invoke(app, ["nonsense"]).exit_code == 2
 
 
-def test_info_tells_what_runs_and_why_not() -> None:
+def test_info_tells_what_runs_and_why_not():
     found = json.loads(CliRunner().invoke(app, ["info", "--json"]).output)
     assert found["bipace_kernels"] == bk.__version__
     assert set(found["backends"]) == set(bk.backends())
@@ -55,8 +52,8 @@ def test_info_tells_what_runs_and_why_not() -> None:
         assert name in shown and "".join(status.reason.split()[:1]) in shown
 
 
-def test_bench_forwards_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[list[str]] = []
+def test_bench_forwards_its_arguments(monkeypatch):
+    given = []
     module = types.ModuleType("fake_bench")
     module.main = lambda args: given.append(args) or 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake_bench", module)
@@ -72,7 +69,7 @@ def test_bench_forwards_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     ("where", "words"),
     [("full", "No space left on device"), slow("unread", "Broken pipe"), slow("closed", "it is closed")],
 )
-def test_a_stdout_that_takes_nothing_is_one_sentence(where: str, words: str) -> None:
+def test_a_stdout_that_takes_nothing_is_one_sentence(where, words):
     command = [sys.executable, "-m", "bipace_kernels.cli", "info"]
     if where == "closed":
         command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
@@ -101,14 +98,14 @@ main()
 """
 
 
-def only_cli() -> list[str]:
+def only_cli():
     """Modules of this environment that `pip install .[cli]` does not bring."""
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     extras = project["optional-dependencies"]
     wanted = [Requirement(text) for text in (*project["dependencies"], *extras["cli"][1:], *extras["parquet"])]
-    have: set[str] = set()
+    have = set()
     while wanted:
         one = wanted.pop()
         name = canonicalize_name(one.name)
@@ -143,7 +140,7 @@ def only_cli() -> list[str]:
     ],
     ids=lambda words: words[0],
 )
-def test_every_command_runs_with_only_the_packages_of_cli(words: list[str], tmp_path: Path) -> None:
+def test_every_command_runs_with_only_the_packages_of_cli(words, tmp_path):
     (tmp_path / "mine.py").write_text("import bipace_kernels as bk\nMINE = bk.Config.gae('group')\n")
     data = write(
         tmp_path / "rollouts.jsonl", [record(i, t, f"s{t}", "go", float(i == t)) for i in range(3) for t in range(3)]
@@ -158,14 +155,14 @@ def test_every_command_runs_with_only_the_packages_of_cli(words: list[str], tmp_
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_quickstart_runs() -> None:
+def test_quickstart_runs():
     path = ROOT / "examples" / "quickstart.py"
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=ROOT, check=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
     assert len(done.stdout.splitlines()) == 7 and "singleton" in done.stdout
 
 
-def test_help_imports_neither_torch_nor_the_package() -> None:
+def test_help_imports_neither_torch_nor_the_package():
     code = """
 import sys
 from bipace_cli import main
@@ -180,7 +177,7 @@ print([name for name in sys.modules if name.partition(".")[0] in ("torch", "nump
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_table_of_settings_names_what_the_tables_hold() -> None:
+def test_the_table_of_settings_names_what_the_tables_hold():
     """It has its own copies of their names, since they import torch; and the help names the presets."""
     rows = settings_of(bk.Config)
     assert rows["partition"].accepts == tuple(PARTITIONS)

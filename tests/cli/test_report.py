@@ -1,11 +1,7 @@
 """`bipace report`: its numbers are those of the package's functions, its files come whole, its figures are drawn."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +17,7 @@ CURVE = "0.1,0.25"
 
 
 @pytest.fixture(scope="module")
-def made(games: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def made(games, tmp_path_factory):
     """A report's folder and what the terminal showed."""
     folder = tmp_path_factory.mktemp("report") / "out"
     result = run("report", games, "--out", folder, "--epsilons", CURVE)
@@ -30,13 +26,13 @@ def made(games: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def undrawn(monkeypatch):
     """Figures as empty files: drawing is most of a report's time."""
     for name in ("step_shares", "epsilon_curve", "embedders"):
         monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(PNG))
 
 
-def test_files(made: tuple[Path, str]) -> None:
+def test_files(made):
     folder, shown = made
     figures = {"games_steps.png", "games_epsilon.png", "games_embedders.png"}
     names = {"report.md", "report.json", *figures}
@@ -49,7 +45,7 @@ def test_files(made: tuple[Path, str]) -> None:
         assert str(folder / name) in shown.replace("\n", "")
 
 
-def test_the_end_is_a_verdict_and_what_to_open(made: tuple[Path, str]) -> None:
+def test_the_end_is_a_verdict_and_what_to_open(made):
     (section,) = json.loads((made[0] / "report.json").read_text())["sections"]
     r2 = [entry["value_r2"]["r2"] for entry in section["partitions"].values()]
     r2 += [entry["r2"] for entry in section["values"].values()]
@@ -59,14 +55,14 @@ def test_the_end_is_a_verdict_and_what_to_open(made: tuple[Path, str]) -> None:
     assert last == f"Open {made[0] / 'report.md'}."
 
 
-def test_a_verdict_where_there_is_nothing_to_compare(tmp_path: Path, undrawn: None) -> None:
+def test_a_verdict_where_there_is_nothing_to_compare(tmp_path, undrawn):
     rows = [record(rollout, step, f"s{step}", "go") for rollout in range(2) for step in range(3)]
     done = run("report", write(tmp_path / "a.jsonl", rows), "--out", tmp_path / "out", "--no-similar")
     assert done.exit_code == 0, done.output
     assert "a.jsonl: returns do not differ within prompt groups, so there is no credit to divide." in done.output
 
 
-def test_json_is_a_direct_computation(made: tuple[Path, str], games: Path) -> None:
+def test_json_is_a_direct_computation(made, games):
     content = json.loads((made[0] / "report.json").read_text())
     (section,) = content["sections"]
     seen = observations(games)
@@ -94,7 +90,7 @@ def test_json_is_a_direct_computation(made: tuple[Path, str], games: Path) -> No
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("rule", ["once", "count"])
-def test_the_curve_of_records_that_do_not_all_take_part(tmp_path: Path, rule: str) -> None:
+def test_the_curve_of_records_that_do_not_all_take_part(tmp_path, rule):
     """Copies of steps and rollouts set aside: one sweep gives what a clustering of the rest gives at each ε."""
     rng = np.random.default_rng(0)
     words = ["a long hall", "a long hall!", "a short hall", "a garden", "the garden"]
@@ -116,13 +112,13 @@ def test_the_curve_of_records_that_do_not_all_take_part(tmp_path: Path, rule: st
             check(point, direct(path, bk.Config.bipace(point["epsilon"], **fields), fingerprint=fingerprint))
 
 
-def check(entry: dict[str, Any], result: Any) -> None:
+def check(entry, result):
     assert entry["metrics"] == {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
     r2 = result.value_r2()
     assert entry["value_r2"] == {"r2": r2.r2, "stderr": r2.stderr, "coverage": r2.coverage}
 
 
-def test_markdown_and_terminal_hold_the_numbers(made: tuple[Path, str]) -> None:
+def test_markdown_and_terminal_hold_the_numbers(made):
     folder, shown = made
     (section,) = json.loads((folder / "report.json").read_text())["sections"]
     text = (folder / "report.md").read_text()
@@ -140,7 +136,7 @@ def test_markdown_and_terminal_hold_the_numbers(made: tuple[Path, str]) -> None:
     assert max(len(line) for line in shown.splitlines() if line[:1] in "┃│") <= 100
 
 
-def test_the_same_run_gives_the_same_bytes(made: tuple[Path, str], games: Path, tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_bytes(made, games, tmp_path):
     again = tmp_path / "again"
     assert run("report", games, "--out", again, "--epsilons", CURVE).exit_code == 0
     for path in made[0].iterdir():
@@ -148,7 +144,7 @@ def test_the_same_run_gives_the_same_bytes(made: tuple[Path, str], games: Path, 
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_sections_and_merged_files(games: Path, tmp_path: Path) -> None:
+def test_sections_and_merged_files(games, tmp_path):
     (tmp_path / "a").mkdir()
     other = tmp_path / "a" / "games.jsonl"  # the same name in another folder
     other.write_bytes(games.read_bytes())
@@ -166,7 +162,7 @@ def test_sections_and_merged_files(games: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_without_actions_or_outcomes(tmp_path: Path) -> None:
+def test_without_actions_or_outcomes(tmp_path):
     """No action, no success column, one step per rollout, all returns equal: tables and figures still come."""
     rows = [{k: v for k, v in record(i, 0, f"o{i % 3}$", "x").items() if k != "action"} for i in range(5)]
     out = tmp_path / "out"
@@ -178,13 +174,13 @@ def test_without_actions_or_outcomes(tmp_path: Path) -> None:
     assert (out / "a_steps.png").read_bytes().startswith(PNG)
 
 
-def test_one_record(tmp_path: Path) -> None:
+def test_one_record(tmp_path):
     out = tmp_path / "out"
     assert run("report", write(tmp_path / "a.jsonl", GOLDEN[:1]), "--out", out, "--epsilons", "0").exit_code == 0
     assert (out / "a_epsilon.png").exists()
 
 
-def test_similar_runs_by_itself_only_where_it_is_cheap() -> None:
+def test_similar_runs_by_itself_only_where_it_is_cheap():
     records = rollouts.Rollouts(observation=["abc", "abc", "de"])
     options = SimpleNamespace(similar=None)
     assert report._runs_similar(records, options, cheap=5)
@@ -208,7 +204,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_options(tmp_path: Path, name: str) -> None:
+def test_bad_options(tmp_path, name):
     path = write(tmp_path / "a.jsonl", GOLDEN)
     options, part = BAD[name]
     assert part in fail("report", path, "--out", tmp_path / "out", *options)
@@ -217,14 +213,14 @@ def test_bad_options(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.usefixtures("undrawn")
-def test_a_failure_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
+def test_a_failure_in_the_middle(tmp_path, monkeypatch, exists):
     """The old report stands, and nothing new is there."""
     path, out = write(tmp_path / "a.jsonl", GOLDEN), tmp_path / "out"
     if exists:
         out.mkdir()
         (out / "report.md").write_text("yesterday")
 
-    def fails(*_: object) -> None:
+    def fails(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(figures, "embedders", fails)
@@ -234,7 +230,7 @@ def test_a_failure_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert {p.name: p.read_text() for p in out.iterdir()} == {"report.md": "yesterday"}
 
 
-def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
+def test_other_files_of_the_folder_stay(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
@@ -244,7 +240,7 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
     assert "is not a folder" in fail("report", write(tmp_path / "a.jsonl", GOLDEN), "--out", out / "notes.txt")
 
 
-def test_figures_of_extremes(tmp_path: Path) -> None:
+def test_figures_of_extremes(tmp_path):
     """Huge clusters and none, no advantage at all, long texts with the characters matplotlib reads as mathematics."""
     shares = dict.fromkeys(("pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction"), 0.0)
     outcomes = [
@@ -258,7 +254,7 @@ def test_figures_of_extremes(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
 
 
-def test_names_are_no_markup(tmp_path: Path, undrawn: None) -> None:
+def test_names_are_no_markup(tmp_path, undrawn):
     path = write(tmp_path / "<script>x<!-- [a](b) `c`.jsonl", GOLDEN)
     run("report", path, "--out", tmp_path / "out", "--epsilons", "0.25")
     text = (tmp_path / "out/report.md").read_text()

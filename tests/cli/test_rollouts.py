@@ -1,13 +1,10 @@
 """Reading step records: every kind of bad record is named by file, line and field; good ones come through unchanged."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,33 +16,33 @@ from hypothesis import strategies as st
 from bipace_kernels.cli import rollouts, states
 from bipace_kernels.cli._console import CliError
 
-GOOD: dict[str, Any] = {
+GOOD = {
     "task_id": "t", "rollout": 0, "step": 0, "observation": "room", "reward": 0.0, "action": "go", "success": True,
 }  # fmt: skip
 
 
-def record(**changes: Any) -> dict[str, Any]:
+def record(**changes):
     return {**GOOD, **changes}
 
 
-def without(name: str) -> dict[str, Any]:
+def without(name):
     return {key: value for key, value in GOOD.items() if key != name}
 
 
-def write(path: Path, *lines: Any) -> str:
+def write(path, *lines):
     """Writes lines: dicts as JSON, str and bytes as they are."""
     texts = [line if isinstance(line, (str, bytes)) else json.dumps(line) for line in lines]
     path.write_bytes(b"".join((text.encode() if isinstance(text, str) else text) + b"\n" for text in texts))
     return str(path)
 
 
-def error_of(path: str, **options: Any) -> str:
+def error_of(path, **options):
     with pytest.raises(CliError) as caught:
         rollouts.read([path], **options)
     return str(caught.value)
 
 
-def outcome(path: str, **options: Any) -> rollouts.Rollouts | str:
+def outcome(path, **options):
     """The records, or the message of the CliError; any other exception goes through and fails the test."""
     try:
         return rollouts.read([path], **options)
@@ -53,7 +50,7 @@ def outcome(path: str, **options: Any) -> rollouts.Rollouts | str:
         return str(error)
 
 
-def test_reads_what_was_written(tmp_path: Path) -> None:
+def test_reads_what_was_written(tmp_path):
     path = write(tmp_path / "a.jsonl", record(), "", record(step=1, reward=1, observation="é\n", extra=[1]), "   ")
     read = rollouts.read([path], needed=["action"], wanted=["success", "valid"])
     assert read.observation == ["room", "é\n"] and read.reward == [0.0, 1.0] and read.step == [0, 1]
@@ -65,14 +62,14 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
     assert read.sources[0].sha256 == hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def test_gzip_is_told_by_content(tmp_path: Path) -> None:
+def test_gzip_is_told_by_content(tmp_path):
     plain = Path(write(tmp_path / "a.jsonl", record())).read_bytes()
     for name, data in (("b.jsonl.gz", gzip.compress(plain)), ("b.jsonl", gzip.compress(plain)), ("c.jsonl.gz", plain)):
         (tmp_path / name).write_bytes(data)
         assert rollouts.read([str(tmp_path / name)]).observation == ["room"]
 
 
-def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
+def test_byte_order_mark_and_windows_line_ends(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(record()).encode() + b"\r\n" + json.dumps(record(step=1)).encode())
     assert rollouts.read([str(path)]).step == [0, 1]
@@ -132,7 +129,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
+def test_a_bad_line_is_named(tmp_path, name):
     line, parts = BAD_LINES[name]
     path = write(tmp_path / "bad.jsonl", record(), line, record(step=2))
     message = error_of(path, needed=["action"])
@@ -143,7 +140,7 @@ def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
     message.encode()
 
 
-def test_a_line_cut_off_at_the_end_and_utf16_are_recognised(tmp_path: Path) -> None:
+def test_a_line_cut_off_at_the_end_and_utf16_are_recognised(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(json.dumps(record()).encode() + b'\n{"task_id": "t", "ro')
     assert "may be truncated" in error_of(str(path))
@@ -152,7 +149,7 @@ def test_a_line_cut_off_at_the_end_and_utf16_are_recognised(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_a_line_of_any_length_is_not_read_whole(tmp_path: Path, zipped: bool) -> None:
+def test_a_line_of_any_length_is_not_read_whole(tmp_path, zipped):
     """The file's second line would need 2 MiB; with gzip a bomb of any size fits into a small file."""
     path = tmp_path / "a.jsonl"
     data = (json.dumps(record()) + "\n").encode() + bytes(2 << 20)
@@ -163,7 +160,7 @@ def test_a_line_of_any_length_is_not_read_whole(tmp_path: Path, zipped: bool) ->
         rollouts.read([str(path)], longest_line=2)
 
 
-def test_a_gzip_bomb_of_blank_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gzip_bomb_of_blank_lines_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(rollouts, "BOMB_BYTES", 1 << 16)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b" " * 1023 + b"\n" * (1 << 19)))
@@ -174,7 +171,7 @@ def test_a_gzip_bomb_of_blank_lines_is_refused(tmp_path: Path, monkeypatch: pyte
         rollouts.read([str(path)])
 
 
-def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
+def test_truncated_and_damaged_gzip(tmp_path):
     path = write(tmp_path / "a.jsonl", *(record(step=i, observation=os.urandom(20).hex()) for i in range(3000)))
     data = gzip.compress(Path(path).read_bytes())
     bad = tmp_path / "b.jsonl.gz"
@@ -187,13 +184,13 @@ def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n  \n", b"\xef\xbb\xbf\n"])
-def test_empty_file(tmp_path: Path, content: bytes) -> None:
+def test_empty_file(tmp_path, content):
     for name, data in (("a.jsonl", content), ("a.jsonl.gz", gzip.compress(content))):
         (tmp_path / name).write_bytes(data)
         assert "holds no records" in error_of(str(tmp_path / name))
 
 
-def test_paths(tmp_path: Path) -> None:
+def test_paths(tmp_path):
     assert "does not exist" in error_of(str(tmp_path / "none.jsonl"))
     assert "is not a file" in error_of(str(tmp_path))
     (tmp_path / "a.txt").write_text("{}")
@@ -205,13 +202,13 @@ def test_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_unreadable_file(tmp_path: Path) -> None:
+def test_unreadable_file(tmp_path):
     path = write(tmp_path / "a.jsonl", record())
     os.chmod(path, 0)
     assert "cannot be read" in error_of(path)
 
 
-def test_nonfinite_rewards_pass_where_they_are_set_aside(tmp_path: Path) -> None:
+def test_nonfinite_rewards_pass_where_they_are_set_aside(tmp_path):
     path = write(tmp_path / "a.jsonl", record(reward=float("nan")), record(step=1, reward=float("inf")))
     write(tmp_path / "huge.jsonl", record(reward=1e300), record(step=1, reward=1e37), record(step=2, reward=10**400))
     assert rollouts.read([str(tmp_path / "huge.jsonl")], allow_nonfinite=True).reward == [1e300, 1e37, np.inf]
@@ -219,12 +216,12 @@ def test_nonfinite_rewards_pass_where_they_are_set_aside(tmp_path: Path) -> None
     assert np.isnan(read.reward[0]) and read.reward[1] == np.inf
 
 
-def test_unused_fields_are_not_looked_at(tmp_path: Path) -> None:
+def test_unused_fields_are_not_looked_at(tmp_path):
     path = write(tmp_path / "a.jsonl", record(action=None, success="?", score=float("nan")))
     assert rollouts.read([path]).action is None
 
 
-def test_a_column_that_the_first_record_or_one_file_lacks_is_left_out(tmp_path: Path) -> None:
+def test_a_column_that_the_first_record_or_one_file_lacks_is_left_out(tmp_path):
     one, two = write(tmp_path / "a.jsonl", record()), write(tmp_path / "b.jsonl", without("success"))
     three = write(tmp_path / "c.jsonl", without("success"), record(step=1))
     for paths in ([three], [one, two], [two, one]):
@@ -234,7 +231,7 @@ def test_a_column_that_the_first_record_or_one_file_lacks_is_left_out(tmp_path: 
     assert "first record has it" in error_of(path, wanted=["success"])
 
 
-def test_a_record_that_does_not_say_is_valid(tmp_path: Path) -> None:
+def test_a_record_that_does_not_say_is_valid(tmp_path):
     one = write(tmp_path / "a.jsonl", record(), record(step=1, valid=False), record(step=2, valid=True))
     two = parquet(tmp_path / "b.parquet", [record()])
     for paths, valid in (([one, two], [True, False, True, True]), ([two, one], [True, True, False, True])):
@@ -243,14 +240,14 @@ def test_a_record_that_does_not_say_is_valid(tmp_path: Path) -> None:
     assert 'line 2, field "valid": expected true or false, got null' in error_of(path, wanted=["valid"])
 
 
-def test_a_column_named_in_vain(tmp_path: Path) -> None:
+def test_a_column_named_in_vain(tmp_path):
     path = write(tmp_path / "a.jsonl", record())
     for name in ("valid", "success", "action"):
         message = error_of(path, columns=rollouts.Columns(**{name: "typo"}), wanted=[name])
         assert f'{path} has the field "typo" that --{name}-column names' in message
 
 
-def test_groups_across_files(tmp_path: Path) -> None:
+def test_groups_across_files(tmp_path):
     paths = [write(tmp_path / name, record(), record(task_id="u")) for name in ("a.jsonl", "b.jsonl")]
     apart = rollouts.read(paths)
     assert apart.group.tolist() == [0, 1, 2, 3] and apart.trajectory.tolist() == [0, 1, 2, 3]
@@ -258,14 +255,14 @@ def test_groups_across_files(tmp_path: Path) -> None:
     assert merged.group.tolist() == [0, 1, 0, 1] and merged.trajectory.tolist() == [0, 2, 1, 3]
 
 
-def test_column_names(tmp_path: Path) -> None:
+def test_column_names(tmp_path):
     path = write(tmp_path / "a.jsonl", {"q": 1, "r": "x", "s": 4, "o": "hi", "w": 2, "a": "b"})
     columns = rollouts.Columns(task="q", rollout="r", step="s", observation="o", reward="w", action="a")
     read = rollouts.read([path], columns, needed=["action"])
     assert (read.task, read.rollout, read.step, read.reward, read.action) == ([1], ["x"], [4], [2.0], ["b"])
 
 
-def test_fingerprint_column(tmp_path: Path) -> None:
+def test_fingerprint_column(tmp_path):
     columns = rollouts.Columns(fingerprint="h")
     path = write(tmp_path / "a.jsonl", record(h=[1, 2.5]), record(h=[0, 1], step=1))
     assert rollouts.read([path], columns, needed=["fingerprint"]).fingerprint == [[1, 2.5], [0, 1]]
@@ -285,7 +282,7 @@ def test_fingerprint_column(tmp_path: Path) -> None:
 # ---- Parquet
 
 
-def parquet(path: Path, records: list[dict[str, Any]], **types: pa.DataType) -> str:
+def parquet(path, records, **types):
     table = pa.Table.from_pylist(records)
     for name, kind in types.items():
         table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(kind))
@@ -293,7 +290,7 @@ def parquet(path: Path, records: list[dict[str, Any]], **types: pa.DataType) -> 
     return str(path)
 
 
-def test_parquet_reads_as_json_lines(tmp_path: Path) -> None:
+def test_parquet_reads_as_json_lines(tmp_path):
     records = [record(step=i, reward=float(i), valid=i < 8, hidden=[float(i), 1.0]) for i in range(10)]
     columns = rollouts.Columns(fingerprint="hidden")
     names = ["action", "fingerprint", "valid", "success"]
@@ -306,7 +303,7 @@ def test_parquet_reads_as_json_lines(tmp_path: Path) -> None:
     assert rollouts.read([parquet(tmp_path / "b.parquet", records, **types)]).reward == two.reward
 
 
-def test_bad_parquet(tmp_path: Path) -> None:
+def test_bad_parquet(tmp_path):
     path = parquet(tmp_path / "a.parquet", [record(), record(step=1, reward=None)])
     assert 'row 2, field "reward": expected a finite number, got null' in error_of(path)
     path = parquet(tmp_path / "b.parquet", [without("reward")])
@@ -330,7 +327,7 @@ def test_bad_parquet(tmp_path: Path) -> None:
         assert "cannot be read as Parquet" in error_of(str(tmp_path / f"{name}.parquet"))
 
 
-def test_damaged_parquet_never_escapes(tmp_path: Path) -> None:
+def test_damaged_parquet_never_escapes(tmp_path):
     """Bytes flipped inside a Parquet file: read, or a CliError."""
     data = bytearray(Path(parquet(tmp_path / "a.parquet", [record(step=i) for i in range(50)])).read_bytes())
     random = np.random.default_rng(0)
@@ -355,7 +352,7 @@ json_values = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=80))
-def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_any_bytes(tmp_path_factory, data):
     """Whatever a line holds: records, or a CliError that names the file; nothing else."""
     path = tmp_path_factory.mktemp("any") / "a.jsonl"
     path.write_bytes(data)
@@ -366,7 +363,7 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> Non
 
 @settings(max_examples=100, deadline=None)
 @given(name=st.sampled_from(sorted(GOOD)), value=json_values)
-def test_any_value_of_a_field(tmp_path_factory: pytest.TempPathFactory, name: str, value: Any) -> None:
+def test_any_value_of_a_field(tmp_path_factory, name, value):
     path = write(tmp_path_factory.mktemp("any") / "a.jsonl", record(), {**record(step=1), name: value})
     read = outcome(path, needed=["action"], wanted=["success"])
     if isinstance(read, str):
@@ -380,7 +377,7 @@ def test_any_value_of_a_field(tmp_path_factory: pytest.TempPathFactory, name: st
 
 @settings(max_examples=150, deadline=None)
 @given(cut=st.integers(0, 10_000), junk=st.binary(max_size=3), zipped=st.booleans())
-def test_any_cut(tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes, zipped: bool) -> None:
+def test_any_cut(tmp_path_factory, cut, junk, zipped):
     """A good file cut anywhere, with junk after the cut."""
     data = b"".join(json.dumps(record(step=i)).encode() + b"\n" for i in range(20))
     data = gzip.compress(data, mtime=0) if zipped else data
@@ -391,7 +388,7 @@ def test_any_cut(tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes
 
 
 @pytest.mark.slow
-def test_fuzz(tmp_path: Path) -> None:
+def test_fuzz(tmp_path):
     """A target for random changes: bytes overwritten, dropped, repeated and swapped between good lines."""
     good = b"".join(json.dumps(record(step=i, observation='é\n"', reward=i / 2)).encode() + b"\n" for i in range(4))
     words = [b'"', b"{", b"}", b"[", b",", b":", b"null", b"NaN", b"-", b"1e999", b"\\ud800", b"\x00", b"\n", b"\xff"]
@@ -412,7 +409,7 @@ def test_fuzz(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.duration("ns"), pa.timestamp("ms")], ids=str)
-def test_times_that_python_does_not_have(tmp_path: Path, kind: Any) -> None:
+def test_times_that_python_does_not_have(tmp_path, kind):
     path = tmp_path / "a.parquet"
     columns = {name: [GOOD[name]] for name in ("task_id", "rollout", "observation", "reward")}
     pq.write_table(pa.table({**columns, "step": pa.array([2**60 + 1], kind)}), path)
@@ -424,7 +421,7 @@ def test_times_that_python_does_not_have(tmp_path: Path, kind: Any) -> None:
         assert 'field "step": ' in error_of(str(path))
 
 
-def test_millions_of_fields_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_millions_of_fields_are_refused_unread(tmp_path, monkeypatch):
     n = 3_000_000
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"{" + b",".join(b'"k%d":0' % i for i in range(n)) + b"}\n")
@@ -440,7 +437,7 @@ def test_millions_of_fields_are_refused_unread(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("shape", ["2, " * 3_000_000, "(" * 3_000_000, "(" * 3_000, "2, " * 3_000])
-def test_headers_of_fingerprints(tmp_path: Path, shape: str) -> None:
+def test_headers_of_fingerprints(tmp_path, shape):
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}\n".encode()
     path = tmp_path / "a.npy"
     path.write_bytes(b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header)

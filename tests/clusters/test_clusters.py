@@ -3,8 +3,6 @@
 A sweep of ε clusters by other kernels, from one Gram matrix: what holds of a clustering holds of it too (EITHER).
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
@@ -39,7 +37,7 @@ cpu = Sized(cpu_clusters)
 reference = Sized(reference_clusters)
 
 
-def swept(x, sizes=None, epsilon=0.10, **others) -> torch.Tensor:
+def swept(x, sizes=None, epsilon=0.10, **others):
     """The clustering of one ε among others by the kernels of a sweep."""
     return sweep(x, sizes, [epsilon, 0.42, 0.0, 0.38], **others)[0]
 
@@ -73,7 +71,7 @@ def test_ties_go_to_the_oldest(labels_of):
 
 @pytest.mark.parametrize("dim", [dim if dim in (3, 17, 257) else slow(dim) for dim in ODD_DIMS])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equals_reference(dim: int, dtype: torch.dtype, isa: str):
+def test_equals_reference(dim, dtype, isa):
     sizes = [60, 0, 1, 133, 2, 0]
     x = mixture(dim, sum(sizes), dim, 7).to(dtype)
     for epsilon, among_others in zip(EPSILONS, sweep(x, sizes), strict=True):
@@ -84,7 +82,7 @@ def test_equals_reference(dim: int, dtype: torch.dtype, isa: str):
 
 
 @EITHER
-def test_shapes_of_partitions(labels_of, isa: str):
+def test_shapes_of_partitions(labels_of, isa):
     """One cluster, all singletons, no records, no groups, only empty groups."""
     x = mixture(1, 300, 64, 1, noise=0.01)
     assert labels_of(x, [300]).max() == 0
@@ -97,7 +95,7 @@ def test_shapes_of_partitions(labels_of, isa: str):
 
 
 @EITHER
-def test_many_clusters_and_blocks(labels_of, isa: str):
+def test_many_clusters_and_blocks(labels_of, isa):
     """Singletons, clusters born and joined inside a block and over blocks, at three numbers of clusters."""
     for clusters, n in ((5, 260), (60, 400), (400, 600)):
         x = mixture(clusters, n, 96, clusters, noise=0.4, common=0.3)
@@ -107,7 +105,7 @@ def test_many_clusters_and_blocks(labels_of, isa: str):
 
 @EITHER
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_long_clusters_do_not_drift(labels_of, dtype: torch.dtype):
+def test_long_clusters_do_not_drift(labels_of, dtype):
     """4,096 records around 12 directions, cosines above 0.97 inside a cluster."""
     x = mixture(3, 4096, 64, 12, noise=0.25, common=1.0).to(dtype)
     check_partition(x, [4096], 0.03, labels_of(x, epsilon=0.03))
@@ -119,7 +117,7 @@ def test_long_clusters_do_not_drift(labels_of, dtype: torch.dtype):
     indirect=["isa"],
 )
 @pytest.mark.parametrize("kind", ["noise", "drift", "constant"])
-def test_similarities_within_three_millionths(labels_of, kind: str, isa: str):
+def test_similarities_within_three_millionths(labels_of, kind, isa):
     """After a cluster of 4,000 members (1,500 in a sweep), kernels see on which side a probe 3e-6 off it is."""
     rng = np.random.default_rng(17)
     n, dim, epsilon = 4000 if labels_of is cosine else 1500, 700, 0.1
@@ -171,7 +169,7 @@ def test_repeated_rows_and_constant_rows():
 
 
 @pytest.mark.parametrize("windows", [False, True])
-def test_products_that_end_early(windows: bool, isa: str):
+def test_products_that_end_early(windows, isa):
     """D and clusters enough for products to be given up halfway; joins then lift some of them to where they decide.
 
     `windows`: rows whose weight lies in one part of D, so that what is left of a norm differs from row to row.
@@ -221,7 +219,7 @@ def test_more_gram_matrices_than_fit_at_a_time():
 
 @EITHER
 @pytest.mark.parametrize("scale", [1e30, 3e38, 1e-25, 1e-30, 1e-38, 3e-43], ids=str)
-def test_huge_and_tiny_rows(labels_of, scale: float, isa: str):
+def test_huge_and_tiny_rows(labels_of, scale, isa):
     x = mixture(2, 120, 70, 5).numpy().astype(np.float64)
     x /= np.abs(x).max(axis=1, keepdims=True)
     x[::3] *= scale
@@ -266,7 +264,7 @@ def test_more_than_two_to_the_31_elements():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_scan_rows(dtype: torch.dtype, isa: str):
+def test_scan_rows(dtype, isa):
     for dim in (1, 7, 16, 33, 600):
         x = torch.ones(9, dim).to(dtype)
         x[1] = 0
@@ -287,7 +285,7 @@ def test_scan_rows(dtype: torch.dtype, isa: str):
 
 @EITHER
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
-def test_unusable_rows_are_alone(labels_of, epsilon: float):
+def test_unusable_rows_are_alone(labels_of, epsilon):
     x = mixture(8, 90, 20, 3)
     x[::4] = x[0].clone()
     usable = torch.from_numpy(np.random.default_rng(1).random(90) < 0.6)
@@ -320,7 +318,7 @@ def test_rows_without_direction_are_alone_even_unannounced(labels_of):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_zero_epsilon_is_equality(dtype: torch.dtype, isa: str):
+def test_zero_epsilon_is_equality(dtype, isa):
     rng = np.random.default_rng(4)
     for dim in (1, 3, 17, 300):
         base = torch.from_numpy(rng.standard_normal((12, dim)).astype(np.float32)).to(dtype)
@@ -334,7 +332,7 @@ def test_zero_epsilon_is_equality(dtype: torch.dtype, isa: str):
         x[2::3] = torch.where(x[2::3] == 0, torch.full_like(x[2::3], -0.0), x[2::3])
         codes[codes == 7] = 8
         sizes = [70, 0, 1, 79]
-        first: dict[tuple[int, int], int] = {}
+        first = {}
         keys = zip(np.repeat(range(4), sizes).tolist(), codes.tolist(), strict=True)
         expected = [first.setdefault(key, len(first)) for key in keys]
         for rows in (x, x.T.contiguous().T):
@@ -357,7 +355,7 @@ def test_zero_epsilon_sees_signs_and_last_bits():
 def test_zero_epsilon_compares_what_hashes_alike():
     """Rows made to collide in the hash of csrc/cpu/dot_kernels.h: element 16 undoes in its lane what element 0 did."""
 
-    def lane_after(word: int) -> int:
+    def lane_after(word):
         x = 0x9E3779B1 ^ word
         return (((x << 13) | (x >> 19)) & 0xFFFFFFFF) * 0x85EBCA77 & 0xFFFFFFFF
 
@@ -415,7 +413,7 @@ def test_alone_as_among_other_epsilons():
 
 @EITHER
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_layouts_and_alignments(labels_of, dtype: torch.dtype, isa: str):
+def test_layouts_and_alignments(labels_of, dtype, isa):
     """The same values at any address and stride give the same labels, and nothing outside them is read into them."""
     for dim in (37, 300):
         x, sizes = bit_case(dim)
@@ -457,7 +455,7 @@ def test_avx2_equals_avx512(labels_of):
         assert torch.equal(*found)
 
 
-def test_dot_products(isa: str):
+def test_dot_products(isa):
     """Error, tile independence and symmetry of the kernel itself; AVX2 and AVX-512 to the bit."""
     native = native_loader.load()
     rng = np.random.default_rng(0)
@@ -483,7 +481,7 @@ def test_dot_products(isa: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "dim"), [("cosine", 8192), ("sweep", 64)])
-def test_out_of_memory_is_an_error(function: str, dim: int):
+def test_out_of_memory_is_an_error(function, dim):
     """Scratch that cannot be had is a MemoryError, from the caller's thread and from the pool's."""
     if "asan" in os.environ.get("LD_PRELOAD", ""):
         pytest.skip("AddressSanitizer needs more addresses than the limit leaves")
@@ -529,7 +527,7 @@ def test_set_isa_names():
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_ragged_batch(sizes: list[int], dim: int, kind: str, epsilons: list[float], dtype: torch.dtype, seed: int):
+def test_any_ragged_batch(sizes, dim, kind, epsilons, dtype, seed):
     x = sample(kind, sum(sizes), dim, seed).to(dtype)
     found = sweep(x, sizes, epsilons)
     assert found.shape == (len(epsilons), sum(sizes))
@@ -546,7 +544,7 @@ def test_any_ragged_batch(sizes: list[int], dim: int, kind: str, epsilons: list[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_million_decisions(dtype: torch.dtype):
+def test_a_million_decisions(dtype):
     """Every decision within 1e-5 of the banded rule on 10⁶ records over the three dtypes."""
     rng = np.random.default_rng(99)
     decided = 0

@@ -1,7 +1,5 @@
 """Greedy cosine clusters on devices: against the float64 rule, the reference, and themselves bit by bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

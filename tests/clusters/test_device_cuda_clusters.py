@@ -1,7 +1,5 @@
 """The CUDA scan: whatever the room for S and the matrices, the same labels; and no drift over many members."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from clustering import check_partition, device_sweep, mixture
@@ -19,7 +17,7 @@ def sweep(device, x, sizes, epsilons=EPSILONS, **limits):
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, torch.Tensor]:
+def whole():
     """Labels of the first run, which had a whole Gram matrix and room for all of S."""
     return {}
 

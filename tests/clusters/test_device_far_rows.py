@@ -3,8 +3,6 @@
 The room takes 5 GB of a GPU's memory; on a CPU only what is touched takes any.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,7 @@ STEP = 2**26 + 16  # from the 32nd step on, 32 bits are too few
 EPSILONS = [0.0, 0.1, 1.0]
 
 
-def far(values: torch.Tensor, device: torch.device, *, columns: bool = False) -> torch.Tensor:
+def far(values, device, *, columns=False):
     """The same matrix with STEP elements from a row to the next, or from a column to the next."""
     shape, step = values.shape, (1, STEP) if columns else (STEP, 1)
     n = sum((size - 1) * stride for size, stride in zip(shape, step, strict=True)) + 1
@@ -25,7 +23,7 @@ def far(values: torch.Tensor, device: torch.device, *, columns: bool = False) ->
     return room(n, values.dtype, device).as_strided(shape, step).copy_(values)
 
 
-def rows(dim: int) -> torch.Tensor:
+def rows(dim):
     """[40, dim] bfloat16 in a few clusters, some equal, one with a NaN, one all zeros."""
     rng = np.random.default_rng(1)
     x = 2 * rng.standard_normal(dim) + 1.5 * rng.standard_normal((6, dim))[rng.integers(0, 6, 40)]
@@ -37,7 +35,7 @@ def rows(dim: int) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
-def test_clusters(columns: bool, device: torch.device):
+def test_clusters(columns, device):
     """ε = 0, short groups and long ones: the labels of the same rows side by side."""
     sizes = [30, 134]
     x = rows(40 if columns else 24)

@@ -1,7 +1,5 @@
 """Dense cluster numbers: any number of records, rows and blocks, against a dictionary."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,7 @@ def firsts(rng, n, clusters):
 
 
 def expected(first):
-    number: dict[int, int] = {}
+    number = {}
     return [-1 if f < 0 else number.setdefault(f, len(number)) for f in first]
 
 

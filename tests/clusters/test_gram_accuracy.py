@@ -7,8 +7,6 @@ elements, and add those with rounding (csrc/cuda/gram.cu). With no bit at all, a
 kernels, the worst of 24 batches of 3,584 elements was off by 2.5e-6, and sums of 64 elements would have held.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -21,13 +19,13 @@ KEPT = 23 + 1  # bits behind the first of the largest
 LIMIT = 2e-6  # of a cosine, by the definition
 
 
-def constant(name: str) -> int:
+def constant(name):
     found = re.search(rf"\b{name} = (\d+)", (_launch.SOURCES / "cuda/gram.cu").read_text())
     assert found is not None, name
     return int(found[1])
 
 
-def add(total: np.ndarray, products: np.ndarray) -> np.ndarray:
+def add(total, products):
     """float32 values [P] and exact products [P, 16], as a tensor core adds them; float64."""
     largest = np.maximum(np.abs(total), np.abs(products).max(1))
     last_bit = np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0))) - KEPT)
@@ -37,7 +35,7 @@ def add(total: np.ndarray, products: np.ndarray) -> np.ndarray:
     return np.where(beyond, np.nextafter(cut, np.float32(0)), cut).astype(np.float64)
 
 
-def cosines(x: np.ndarray, elements: int) -> np.ndarray:
+def cosines(x, elements):
     """[n, n] of 16-bit rows, upper triangle, by sums of so many elements."""
     n, dim = x.shape
     i, j = np.triu_indices(n)
@@ -53,7 +51,7 @@ def cosines(x: np.ndarray, elements: int) -> np.ndarray:
     return found
 
 
-def rows(seed: int, dim: int, common: float, own: float, outliers: int) -> np.ndarray:
+def rows(seed, dim, common, own, outliers):
     """[14, dim] bfloat16 rows with a direction in common, and features that are much larger than the others."""
     rng = np.random.default_rng(seed)
     x = common * rng.standard_normal((1, dim)) + own * rng.standard_normal((14, dim))

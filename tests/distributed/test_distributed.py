@@ -1,14 +1,11 @@
 """bipace_kernels.distributed: equal bits for every split, one plan, errors on all ranks (distributed_ranks.py)."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ PAGE = (ROOT / "docs/distributed.md").read_text()
 SIZES = range(WORLD, 0, -1)  # large ones first: then no rank waits for a group that it is not in
 
 
-def of(found: list[dict[str, Any]], case: str) -> list[Any]:
+def of(found, case):
     """What the ranks of a case's group found, in rank order."""
     size = int(case.split(":")[1])
     results = [rank[case] for rank in found[WORLD - size :]]
@@ -35,7 +32,7 @@ def of(found: list[dict[str, Any]], case: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(tmp_path_factory):
     batches = [f"{case}:{size}:{last}" for size in SIZES for case, last in (("advantage", "0:4"), ("cluster", "0:2"))]
     # The last two leave the ranks unable to go on.
     cases = [*batches, "errors:3", "owner:3", "bytes:4", "silent:4", "dies:4"]

@@ -1,7 +1,5 @@
 """Documentation that cannot drift: every public name documented, defaults equal signatures, README's code runs."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

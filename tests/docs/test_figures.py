@@ -1,11 +1,8 @@
 """No committed figure is older than its data or the code that draws it: it shows what a new drawing shows."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import committed_figures
 import pytest
@@ -18,7 +15,7 @@ pytest.importorskip("matplotlib", reason="drawing figures needs matplotlib, whic
 NUMBER = re.compile(r"[-−]?\d[\d,]*(?:\.\d+)?")
 
 
-def shown(path: Path) -> tuple[list[str], list[float]]:
+def shown(path):
     """Texts with # for each number, and all numbers, of texts, lines and bars."""
     with Image.open(path) as image:
         found = json.loads(image.text["Description"])
@@ -34,7 +31,7 @@ def shown(path: Path) -> tuple[list[str], list[float]]:
         for name in committed_figures.FIGURES
     ],
 )
-def test_a_committed_figure_shows_what_a_new_one_does(name: str, tmp_path: Path) -> None:
+def test_a_committed_figure_shows_what_a_new_one_does(name, tmp_path):
     for package in committed_figures.NEEDED.get(name, ()):
         pytest.importorskip(package, reason=f"{name} is drawn with {package}, which is not installed")
     committed_figures.FIGURES[name](tmp_path / "new.png", ROOT / name)
@@ -45,7 +42,7 @@ def test_a_committed_figure_shows_what_a_new_one_does(name: str, tmp_path: Path)
     assert numbers == pytest.approx(new_numbers, rel=0.05, abs=0.02), again
 
 
-def test_every_committed_figure_is_drawn_again() -> None:
+def test_every_committed_figure_is_drawn_again():
     found = subprocess.run(["git", "ls-files", "*.png"], cwd=ROOT, capture_output=True, text=True, check=False)
     if found.returncode:
         pytest.skip("this is no git checkout, which lists the committed figures")

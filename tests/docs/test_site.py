@@ -1,7 +1,5 @@
 """The documentation as a site: every page and every public name has its place, and it builds strictly."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json
@@ -19,7 +17,7 @@ import bipace_kernels as bk
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
 
-def places(entry: object) -> list[str]:
+def places(entry):
     """Paths of the navigation."""
     if isinstance(entry, str):
         return [entry]

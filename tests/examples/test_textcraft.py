@@ -1,7 +1,5 @@
 """The TextCraft example's environment against recorded episodes and its rules; the planner; facts of the data."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
@@ -14,7 +12,7 @@ from planner import plan, stray
 RECORDED = ROOT / "examples/data/textcraft_scripted.jsonl.gz"
 
 
-def holding(goal: str, lines: list[str], **held: int) -> TextCraft:
+def holding(goal, lines, **held):
     env = TextCraft(Task("test", goal, 1, tuple(lines)))
     env.inventory = {name.replace("_", " "): n for name, n in held.items()}
     return env

@@ -1,7 +1,5 @@
 """TextCraft's second campaign: equal tuning for every method, an endpoint that only validation tasks decide, rivals by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from train_knowledge import COMPARISON
 RESULTS = Path(__file__).resolve().parents[2] / "examples/textcraft/results"
 
 
-def batch(seed: int = 0):
+def batch(seed=0):
     """Rows of 3 prompts x 4 rollouts of different lengths, the last one rewarded in half of them."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 6, 12)
@@ -63,7 +61,7 @@ def test_every_method_has_the_same_number_of_tuning_runs_whatever_rate_is_best(t
             assert all(run.seed not in COMPARISON.primary_seeds for run in runs)
 
 
-def rows(validation: float, test: float, *, sharp: float = 0.0) -> list[dict]:
+def rows(validation, test, *, sharp=0.0):
     """Success at temperature 1, and at the others less by `sharp`."""
     return [
         {"tasks": tasks, "temperature": t, "success": [value if t == 1.0 else value - sharp], "entropy": [0.1]}
@@ -72,7 +70,7 @@ def rows(validation: float, test: float, *, sharp: float = 0.0) -> list[dict]:
     ]
 
 
-def write(run: campaign.Run, measured: list[dict]) -> None:
+def write(run, measured):
     run.folder.mkdir(parents=True, exist_ok=True)
     found = {"method": run.method, "seed": run.seed, "settings": run.settings.as_json()}
     run.write(found | {"measured": measured, "checks": [], "updates": []})

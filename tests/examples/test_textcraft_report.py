@@ -1,7 +1,5 @@
 """What the TextCraft example says of its runs: areas, levels, intervals, differences; what its tuning chooses."""
 
-from __future__ import annotations
-
 import json
 
 import campaign
@@ -11,7 +9,7 @@ from settings import Settings
 report = pytest.importorskip("report", reason="the report draws with matplotlib", exc_type=ImportError)
 
 
-def a_run(method: str, seed: int, tests: list[float], group: int = 8) -> dict:
+def a_run(method, seed, tests, group=8):
     settings = Settings().changed(updates=10 * len(tests), group=group).as_json()
     updates = [{"update": i + 1, "train": 0.5} for i in range(10 * len(tests))]
     checks = [{"update": 10 * (i + 1), "test": value} for i, value in enumerate(tests)]
@@ -19,7 +17,7 @@ def a_run(method: str, seed: int, tests: list[float], group: int = 8) -> dict:
     return {**run, "seconds": {"rollouts": 1.0, "scoring": 1.0, "checks": 1.0, "cpu": 60.0, "wall": 10.0}}
 
 
-def finish(run: campaign.Run, share: float) -> None:
+def finish(run, share):
     """Its file, as if this share of the train tasks had been solved, but for the first updates."""
     run.folder.mkdir(parents=True, exist_ok=True)
     updates = [{"train": 1.0}] * 5 + [{"train": share}] * 15
@@ -80,7 +78,7 @@ def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
 def test_half_of_the_lowest_rate_is_tried_until_a_lower_one_is_no_better(tmp_path):
     settings, tuned = Settings(), tmp_path / "tuned.json"
     shares = {3e-4: 0.5, 6e-4: 0.4, 1.2e-3: 0.3, 1.5e-4: 0.6, 7.5e-5: 0.6}
-    begun: list[float] = []
+    begun = []
 
     def work_through(runs, *_):
         for run in (run for run in runs if not run.done):
@@ -151,7 +149,7 @@ def test_the_queue_runs_what_is_missing_and_names_what_failed(tmp_path):
         "path.write_text(json.dumps({'settings': settings}))\n"
     )
     runs = [campaign.Run(method, 0, Settings(), tmp_path) for method in ("grpo", "gigpo", "gae")]
-    said: list[str] = []
+    said = []
     base = ["--base", json.dumps(Settings().as_json())]
     failed = campaign.work_through(runs, [str(program)], base, 2, said.append)
     assert [run.method for run in failed] == ["gigpo"] and [run.done for run in runs] == [True, False, True]

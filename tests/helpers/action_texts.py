@@ -1,7 +1,5 @@
 """Action keys that are known: golden values, a vocabulary of bytes, XXH64 by the xxhash library."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

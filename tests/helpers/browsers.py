@@ -1,7 +1,5 @@
 """A browser for the tests of the credit inspector."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

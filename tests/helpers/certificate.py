@@ -5,8 +5,6 @@ follows the rule itself and measures how close its closest decision was.  Where 
 labels must be equal; elsewhere the certificate must hold.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

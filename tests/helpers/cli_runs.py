@@ -1,7 +1,5 @@
 """The program as the tests of the command line run it, and records for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

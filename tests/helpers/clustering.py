@@ -1,7 +1,5 @@
 """Greedy cosine clusters: rows to be clustered, the compiled kernels on them, and what must hold of their labels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

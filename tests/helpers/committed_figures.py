@@ -4,8 +4,6 @@ FIGURES says who draws each; a test compares what the files show with what the c
 credit inspector, all texts of a group and a step.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

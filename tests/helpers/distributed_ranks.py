@@ -4,8 +4,6 @@ Four processes, and in them a process group for each number of ranks; a rank's n
 Every rank makes the batch of all ranks from the seed, computes it alone, and compares what the group gave for its rows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

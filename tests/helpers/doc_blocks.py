@@ -1,7 +1,5 @@
 """Code blocks of the documentation.  `<!-- fragment -->` on the line before marks one that no test runs."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What two processes check: `python hidden_ranks.py RANK FOLDER CASE...` writes FOLDER/RANK.json by case."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

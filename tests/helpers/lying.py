@@ -1,7 +1,5 @@
 """Lists and texts that do not say how long they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """Marks that many tests share."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """nvcc, and NVRTC by its library itself: what CuPy compiles with at first use."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import shutil

@@ -1,7 +1,5 @@
 """Arguments for every op of torch.ops.bipace: ragged groups, rows set aside, optional tensors there and not there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pooling as defined: one state after the other in float64, by loops that read like the definition; and its memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Seeded ragged layouts, and outputs with sentinels around them."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterator

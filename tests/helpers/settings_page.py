@@ -1,7 +1,5 @@
 """The tables of docs/settings.md, from the table of settings.  `python tests/helpers/settings_page.py` writes them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@
 is given; masks left out are None, and sizes are read off the offsets.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import fields

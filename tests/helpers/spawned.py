@@ -1,7 +1,5 @@
 """Processes that work together: functions of a test file, which they cannot import by its name, and rank programs."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -4,8 +4,6 @@ They let the chain be tested as a GPU runs it, without Triton and without one: w
 the stages are.  `Watched` makes every reading of a tensor outside a stage an error, as a GPU's would be that waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Tiny random decoders of each family, built from their configs: the architecture is real, the weights are noise."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """GRPO with TRL at the smallest: a random Qwen2 of nine blocks, a tokenizer of bytes, and trainers that keep their batches."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """TRL's tool loop with turns that a test writes: a tokenizer of Qwen's template, an environment, and a trainer."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any

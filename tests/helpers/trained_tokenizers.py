@@ -1,7 +1,5 @@
 """Small tokenizers trained on the spot: a byte-level BPE and SentencePiece-style ones with byte fallback."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random

@@ -4,8 +4,6 @@ OPTIONS
 OPTIONS: a JSON object {name of the way: options of the trainer}
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What tests of the verl-agent adapter share: the fork where it is on the path, else the stand-in; workers."""
 
-from __future__ import annotations
-
 import os
 import sys
 import types

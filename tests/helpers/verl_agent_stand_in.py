@@ -4,8 +4,6 @@ Names, arguments and fields are those of the fork xlan156/verl-agent at 8ca3a46;
 DataProto and the balancing of micro-batches are verl's.
 """
 
-from __future__ import annotations
-
 import types
 from collections import defaultdict
 from pathlib import Path

@@ -4,8 +4,6 @@ Names, keys, shapes, dtypes, locks and the numbering of layers are those of its 
 kv_connector/v1/example_hidden_states_connector.py, vllm/model_executor/models/qwen2.py and interfaces.py).
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import uuid

@@ -1,10 +1,8 @@
 """Tiny models run on one thread."""
 
-from __future__ import annotations
-
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(one_thread: None) -> None:
+def _one_thread(one_thread):
     pass

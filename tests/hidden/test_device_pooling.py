@@ -1,7 +1,5 @@
 """Pooling where the states are, against its definition in float64: dtypes, chunks, views, states that are not there."""
 
-from __future__ import annotations
-
 import math
 
 import pooling_definition
@@ -16,7 +14,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # half a unit in the last place
 
 
-def spans_of(n: int, batches: int, tokens: int) -> Spans:
+def spans_of(n, batches, tokens):
     """The first state has one token, the second all of them."""
     generator = torch.Generator().manual_seed(0)
     batch = torch.randint(0, batches, (n,), generator=generator)
@@ -25,7 +23,7 @@ def spans_of(n: int, batches: int, tokens: int) -> Spans:
     return Spans(batch, ends[:, 0], ends[:, 1])
 
 
-def scores_of(n: int, batches: int, tokens: int, dtype: torch.dtype = torch.float32, softcap: float = 0.0) -> Scores:
+def scores_of(n, batches, tokens, dtype=torch.float32, softcap=0.0):
     generator = torch.Generator().manual_seed(1)
     query = 2 * torch.randn(n, 6, 20, generator=generator)
     key = torch.randn(batches, tokens, 3, 20, generator=generator)

@@ -1,7 +1,5 @@
 """The block of a layer number, and recognition of models and mistakes."""
 
-from __future__ import annotations
-
 import pytest
 import tiny_models as tm
 import torch
@@ -90,7 +88,7 @@ class Unknown(nn.Module):
 
     base_model_prefix = "model"
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks):
         super().__init__()
         self.config = type("Config", (), {"num_hidden_layers": 3})()
         self.mixers = nn.ModuleList([nn.Linear(2, 2) for _ in range(blocks)])

@@ -1,7 +1,5 @@
 """Promises of pooling other than its numbers: memory, synchronization, gradients, models in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from pooling_definition import Made
@@ -10,7 +8,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from bipace_kernels.hidden._pool import CHUNK, POOLINGS, Scores, Spans, pool
 
 
-def example(n: int, batches: int, tokens: int, width: int, **kind: object) -> tuple[torch.Tensor, Spans, Scores]:
+def example(n, batches, tokens, width, **kind):
     hidden = torch.randn(batches, tokens, width, **kind)
     at = torch.zeros(n, dtype=torch.int64, device=hidden.device)
     scores = Scores(torch.randn(n, 4, 8, **kind), torch.randn(batches, tokens, 2, 8, **kind), 0.3, 0.0, 0)

@@ -1,7 +1,5 @@
 """Columns of states: last tokens, the token before each turn, and what callers may give instead."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -10,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bipace_kernels.hidden import Positions, last_tokens, turn_positions
+from bipace_kernels.hidden import last_tokens, turn_positions
 from bipace_kernels.hidden.positions import positions_of
 
 
-def lists(positions: Positions) -> list[list[int]]:
+def lists(positions):
     offsets = positions.offsets.tolist()
     return [positions.column[a:b].tolist() for a, b in itertools.pairwise(offsets)]
 

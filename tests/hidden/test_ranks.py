@@ -1,9 +1,6 @@
 """Two processes (gloo): DDP, FSDP 1 and 2, and DeepSpeed ZeRO-3 where it is installed.  The checks are in hidden_ranks.py."""
 
-from __future__ import annotations
-
 import importlib.util
-from typing import Any
 
 import pytest
 from spawned import run_ranks
@@ -14,19 +11,19 @@ CHECKS = ("tap", "extract", "interrupt")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def found(tmp_path_factory):
     """Results of both ranks, by case; ZeRO-3 in separate processes, since DeepSpeed changes torch on import."""
     groups = [[*(f"{check}:{w}" for check in CHECKS for w in WRAPPERS[:3]), "alone:fsdp2"]]
     if importlib.util.find_spec("deepspeed") is not None:
         groups.append([f"{check}:zero3" for check in CHECKS])
-    both: dict[str, list[dict[str, Any]]] = {}
+    both = {}
     for cases in groups:
         ranks = run_ranks("hidden_ranks.py", tmp_path_factory.mktemp("ranks"), cases, 2, 280)
         both |= {case: [rank[case] for rank in ranks] for case in cases}
     return both
 
 
-def of(found: dict[str, list[dict[str, Any]]], case: str) -> list[dict[str, Any]]:
+def of(found, case):
     if case not in found:
         pytest.skip("deepspeed is not installed")
     for rank in found[case]:

@@ -1,7 +1,5 @@
 """The tap: what Hugging Face's hidden_states hold at the wanted positions, and nothing else changed or kept."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import itertools

@@ -3,8 +3,6 @@
 vLLM itself is not run; `vllm_stand_in` says where its format was read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -20,11 +18,11 @@ import bipace_kernels as bk
 Extraction = bk.hidden.vllm.Extraction
 
 
-def states(n_tokens: int, n_layers: int = 1, width: int = 24, *, dtype=torch.bfloat16, seed: int = 0) -> torch.Tensor:
+def states(n_tokens, n_layers=1, width=24, *, dtype=torch.bfloat16, seed=0):
     return torch.randn((n_tokens, n_layers, width), generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -155,7 +153,7 @@ def test_only_the_row_is_read(tmp_path):
     assert path.stat().st_size > 16 << 20
     found = Extraction(9, tmp_path, layers=[-8, -4])
 
-    def bytes_read() -> int:
+    def bytes_read():
         return int(Path("/proc/thread-self/io").read_text().split()[1])
 
     before = bytes_read()
@@ -168,7 +166,7 @@ def test_waits_for_what_is_being_written(tmp_path):
     path, stored = tmp_path / "0.safetensors", states(4)
     held = engine.locked(path)
 
-    def finish() -> None:
+    def finish():
         engine.write(path, stored, range(4), lock=False)
         os.close(held)
 
@@ -343,7 +341,7 @@ def test_following_a_folder(tmp_path):
     found = Extraction(9, tmp_path, layers=[-8, -4], keep=False, timeout_s=20)
     stored = {f"{i}-abcd": states(i + 2, 2, seed=i) for i in range(5)}
 
-    def write() -> None:
+    def write():
         for name, state in stored.items():
             engine.write(tmp_path / f"{name}.safetensors", state, range(len(state)))
 

@@ -1,7 +1,5 @@
 """The ALFWorld example: real games' format in small, the split by task, the searcher's lessons, and a run by the common trainer."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -22,7 +20,7 @@ SMALL = DEFAULTS.changed(
 )  # fmt: skip
 
 
-def a_game(thing: str, holder: str, more: int = 0, wish: str = "put a {} in {}.") -> dict:
+def a_game(thing, holder, more=0, wish="put a {} in {}."):
     """Two places; whoever goes to the holder and takes the thing has won.  The translator's format, written by hand.
 
     `more` receptacles are named in the opening and cannot be reached.

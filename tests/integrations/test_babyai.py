@@ -1,7 +1,5 @@
 """The BabyAI example: rooms as text, the expert's lessons, and a run by the common trainer.  Needs minigrid."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

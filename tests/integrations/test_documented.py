@@ -1,9 +1,5 @@
 """docs/trl.md and README.md's lines for TRL run as pasted, with a tiny model in place of the one from the hub."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed: make test-integrations")
@@ -46,7 +42,7 @@ def test_the_page_on_trl_runs_and_so_do_readme_s_lines_and_the_trainer_of_one_s_
         lines = lines.replace(written, used)
     environment = names["LoggingCounter"]()
     assert environment.reset() == "The total is 0." and environment.add(5) == "The total is 3."
-    of_readme: dict[str, Any] = {"__name__": "readme"}  # it is a whole program
+    of_readme = {"__name__": "readme"}  # it is a whole program
     exec(compile(lines, "README.md", "exec"), of_readme)
     assert trained(of_readme["trainer"])
     trainer = names["Mine"](

@@ -1,7 +1,5 @@
 """Step records of a training run: what is in the files, how many there are, and that every adapter writes them."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
@@ -34,10 +32,10 @@ OBSERVATIONS, ACTIONS = ["room", "hall", "room", "</script>", "roof"], ["go", "t
 class Clock:
     """Seconds that pass when the test says so; each reading takes `cost`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now, self.cost = 1000.0, 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         self.now += self.cost
         return self.now
 

@@ -1,7 +1,5 @@
 """BiPACE in Trinity-RFT: its own pipeline, from serialized experiences to the batch of its trainer."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys
@@ -33,7 +31,7 @@ ACTIONS = ["<action>go to fridge 1</action>", "<action>open drawer 2</action>", 
 OWN = {"episode_scope": "trajectory", "lone_trajectory": "raw"}  # what Trinity's GiGPO does besides
 
 
-def experiences(seed: int = 0, **left_out: bool) -> list[Experience]:
+def experiences(seed=0, **left_out):
     """3 tasks of 4 runs of 1 to 4 steps, in no order; some with two model calls in one step."""
     rng, found = random.Random(seed), []
     for task in range(3):
@@ -57,7 +55,7 @@ def experiences(seed: int = 0, **left_out: bool) -> list[Experience]:
 def by_hand(exps, config, states="ngram"):
     """Advantages, one number for each experience: loops, bk.advantage() and nothing of the adapter."""
     columns = {k: [] for k in ("group", "trajectory", "step", "rewards", "episode_return", "observation", "response")}
-    seen: dict[str, int] = {}
+    seen = {}
     for exp in exps:
         seen[exp.eid.rid] = seen.get(exp.eid.rid, -1) + 1
         for name, value in {

@@ -1,7 +1,5 @@
 """BiPACE in verl-agent: with the fork where BIPACE_VERL_AGENT names a checkout of it, else with the stand-in alone."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -56,7 +54,7 @@ def tokenizer():
 def ready(tokenizer):
     """Batches as compute_advantage() gets them, with a penalty that differs between the rows of a trajectory."""
 
-    def make(seed: int, settings: Settings, hgpo: bool = False, penalty: float = 0.1, copies: int = 0):
+    def make(seed, settings, hgpo=False, penalty=0.1, copies=0):
         rng = np.random.default_rng(seed)
         batch = rollout(seed, tokenizer)
         core = hgpo_ray_trainer.core_hgpo if hgpo else ray_trainer.core_gigpo

@@ -1,14 +1,11 @@
 """Numbering of ids and observations at the edge: Python's equality, arrays by their bytes, errors that name the row."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import uuid
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,26 +18,26 @@ from bipace_kernels.backends import native_loader
 from bipace_kernels.inputs.ids import ids_to_int, number_objects
 
 
-def expected(values: Any) -> list[int]:
-    seen: dict[Any, int] = {}
+def expected(values):
+    seen = {}
     return [seen.setdefault(value, len(seen)) for value in values]
 
 
-def codes(values: Any) -> list[int]:
+def codes(values):
     out = number_objects(values)
     assert out.dtype == torch.int64
     assert out.ndim == 1
     return out.tolist()
 
 
-def test_first_appearance() -> None:
+def test_first_appearance():
     assert codes(["b", "a", "b", "c", "a"]) == [0, 1, 0, 2, 1]
     assert codes(("x", b"x", "x", b"x")) == [0, 1, 0, 1]
     assert codes([]) == []
     assert codes([None, "", b"", None, ()]) == [0, 1, 2, 0, 3]
 
 
-def test_python_equality() -> None:
+def test_python_equality():
     assert codes([1, 1.0, True, "1", Decimal(1), 2, np.int64(2), np.float32(2)]) == [0, 0, 0, 1, 0, 2, 2, 2]
     assert codes([2**70, 2.0**70, -(2**70)]) == [0, 0, 1]
     assert codes([("a", 1), ("a", 1.0), frozenset({1}), frozenset({True})]) == [0, 0, 1, 1]
@@ -49,7 +46,7 @@ def test_python_equality() -> None:
     assert codes([0.0, -0.0]) == [0, 0]
 
 
-def test_texts_of_every_width() -> None:
+def test_texts_of_every_width():
     # The bytes of "\x41\x01" and of "\u0141" are the same in CPython's storage.
     texts = ["A\x01", "\u0141", "A\x01\x00\x00", "\U00000141\u0100", "\U0001f600", "", "a", "é", "a\x00", "\ud800"]
     assert codes(texts * 2) == list(range(len(texts))) * 2
@@ -71,29 +68,29 @@ OBJECTS |= st.floats(-2, 2, width=16) | st.tuples(st.integers(0, 1), st.text(max
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(OBJECTS, max_size=40))
-def test_equals_a_dict(values: list[Any]) -> None:
+def test_equals_a_dict(values):
     assert number_objects(values).tolist() == expected(values)
     array = np.empty(len(values), dtype=object)
     array[:] = values
     assert number_objects(array).tolist() == expected(values)
 
 
-def test_str_subclasses_follow_their_own_equality() -> None:
+def test_str_subclasses_follow_their_own_equality():
     class Loud(str):
-        def __eq__(self, other: object) -> bool:
+        def __eq__(self, other):
             return isinstance(other, str) and self.lower() == other.lower()
 
-        def __hash__(self) -> int:
+        def __hash__(self):
             return hash(self.lower())
 
     assert codes(["a", Loud("A"), "A"]) == [0, 0, 1]
 
 
-def test_a_list_changed_by_hash_does_no_harm() -> None:
-    values: list[Any] = []
+def test_a_list_changed_by_hash_does_no_harm():
+    values = []
 
     class Vandal:
-        def __hash__(self) -> int:
+        def __hash__(self):
             values.clear()
             return 1
 
@@ -102,12 +99,12 @@ def test_a_list_changed_by_hash_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 2, 1000])
-def test_codes_of_what_a_list_holds_whatever_its_len_says(length: int) -> None:
+def test_codes_of_what_a_list_holds_whatever_its_len_says(length):
     assert codes(LyingList(["a", "b", "a", "c"], length)) == [0, 1, 0, 2]
     assert codes(LyingList(["a", 2, "a", 3], length)) == [0, 1, 0, 2]
 
 
-def test_arrays_and_images_as_elements() -> None:
+def test_arrays_and_images_as_elements():
     image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     other = image.copy()
     other[1, 1, 2] += 1
@@ -120,7 +117,7 @@ def test_arrays_and_images_as_elements() -> None:
     assert codes([torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)]) == [0, 0]
 
 
-def test_integer_arrays_are_codes_already() -> None:
+def test_integer_arrays_are_codes_already():
     for dtype in (np.int8, np.uint8, np.int32, np.uint32, np.int64, ">i4"):
         assert codes(np.array([7, 3, 7], dtype=dtype)) == [7, 3, 7]
     assert codes(np.array([True, False])) == [1, 0]
@@ -136,7 +133,7 @@ def test_integer_arrays_are_codes_already() -> None:
     assert number_objects(source).data_ptr() == source.data_ptr()  # nothing to convert: codes are never written
 
 
-def test_rows_by_their_bytes() -> None:
+def test_rows_by_their_bytes():
     images = np.zeros((5, 4, 3, 2), dtype=np.uint8)
     images[1, 3, 2, 1] = 1
     images[4, 3, 2, 1] = 1
@@ -155,12 +152,12 @@ def test_rows_by_their_bytes() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (0, 0), (4, 0, 2)])
-def test_empty_rows_are_equal(shape: tuple[int, ...]) -> None:
+def test_empty_rows_are_equal(shape):
     for values in (np.zeros(shape), torch.zeros(shape), torch.zeros(shape, dtype=torch.bfloat16)):
         assert codes(values) == [0] * shape[0]
 
 
-def test_text_arrays() -> None:
+def test_text_arrays():
     assert codes(np.array(["b", "a", "b"])) == [0, 1, 0]
     assert codes(np.array([b"b", b"a", b"b"])) == [0, 1, 0]
     assert codes(np.array(["b", None, 3, "b"], dtype=object)) == [0, 1, 2, 0]
@@ -170,24 +167,24 @@ def test_text_arrays() -> None:
     ("value", "kind"),
     [([1], "list"), ({"a": 1}, "dict"), ({1}, "set"), ((1, [2]), "tuple"), (bytearray(b"a"), "bytearray")],
 )
-def test_unhashable_is_named(value: Any, kind: str) -> None:
+def test_unhashable_is_named(value, kind):
     with pytest.raises(TypeError, match=rf"observation\[2\] must be hashable, got {kind}; convert it to a tuple.*json"):
         number_objects(["a", "b", value, "c"])
 
 
-def test_errors_of_the_values_themselves_pass() -> None:
+def test_errors_of_the_values_themselves_pass():
     class Broken:
-        def __hash__(self) -> int:
+        def __hash__(self):
             raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         number_objects([Broken()])
 
     class Unequal:
-        def __hash__(self) -> int:
+        def __hash__(self):
             return 1
 
-        def __eq__(self, other: object) -> bool:
+        def __eq__(self, other):
             raise TypeError("no comparison")
 
     with pytest.raises(TypeError, match="no comparison"):
@@ -209,9 +206,7 @@ COLLIDING = {
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("name", COLLIDING)
-def test_values_of_one_hash_are_numbered_as_by_a_dict(
-    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_of_one_hash_are_numbered_as_by_a_dict(name, compiled, monkeypatch):
     if not compiled:
         monkeypatch.setattr(native_loader, "reason", lambda: "left out")
     values = COLLIDING[name]
@@ -223,14 +218,14 @@ class Counted(Fraction):
 
     compared = 0
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         type(self).compared += 1
         return super().__eq__(other)
 
     __hash__ = Fraction.__hash__
 
 
-def test_equal_hashes_never_take_quadratic_time() -> None:
+def test_equal_hashes_never_take_quadratic_time():
     values = [Counted(k * M61) for k in range(30_000)]
     with pytest.raises(
         ValueError, match=r"observation must hold at most 64 different values of one hash\(\) .*Counted"
@@ -240,7 +235,7 @@ def test_equal_hashes_never_take_quadratic_time() -> None:
 
 
 @pytest.mark.parametrize("kind", [Fraction, Decimal])
-def test_fractions_and_decimals_of_few_equal_hashes_follow_python(kind: type) -> None:
+def test_fractions_and_decimals_of_few_equal_hashes_follow_python(kind):
     values = [kind(k * M61) for k in range(64)] + [kind(k) / 7 for k in range(5000)] + [M61, 1]
     assert codes(values * 2) == expected(values * 2)
     with pytest.raises(
@@ -250,19 +245,19 @@ def test_fractions_and_decimals_of_few_equal_hashes_follow_python(kind: type) ->
 
 
 @pytest.mark.parametrize("values", ["abc", b"abc", {"a": 1}, {1, 2}, 5, None, iter([1])])
-def test_not_a_sequence(values: Any) -> None:
+def test_not_a_sequence(values):
     for call in (lambda: number_objects(values), lambda: ids_to_int(values, "observation")):
         with pytest.raises(TypeError, match="observation must be a list, tuple, array or tensor"):
             call()
 
 
-def test_no_axis() -> None:
+def test_no_axis():
     for value in (np.array(3), torch.tensor(3), np.array("a")):
         with pytest.raises(ValueError, match="observation must have a first axis"):
             number_objects(value)
 
 
-def test_arrays_without_meaningful_bytes() -> None:
+def test_arrays_without_meaningful_bytes():
     with pytest.raises(TypeError, match=r"observation\[1\] must hold numbers or text"):
         number_objects(["a", np.array(["a", None], dtype=object)])
     with pytest.raises(TypeError, match=r"observation must not be .*padding bytes are undefined"):
@@ -271,9 +266,9 @@ def test_arrays_without_meaningful_bytes() -> None:
         number_objects(torch.eye(3).to_sparse())
 
 
-def test_pandas_like_column() -> None:
+def test_pandas_like_column():
     class Column:
-        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        def __array__(self, dtype=None, copy=None):
             return np.array(["b", "a", "b"], dtype=object)
 
     assert codes(Column()) == [0, 1, 0]
@@ -311,13 +306,13 @@ class Colour(IntEnum):
         ([("a", None), ("a", 1.0), ("a", None)], [0, 1, 0], False),
     ],
 )
-def test_ids(values: Any, want: list[int], numeric: bool) -> None:
+def test_ids(values, want, numeric):
     ids, is_numeric = ids_to_int(values, "group")
     assert ids.dtype == torch.int64
     assert (ids.tolist(), is_numeric) == (want, numeric)
 
 
-def test_uuid_ids() -> None:
+def test_uuid_ids():
     names = [str(uuid.UUID(int=k)) for k in (9, 3, 9, 1)]
     for values in (names, np.array(names), np.array(names, dtype=object), [uuid.UUID(n) for n in names]):
         ids, numeric = ids_to_int(values, "group")
@@ -363,12 +358,12 @@ def test_uuid_ids() -> None:
         ([[1], [2]], TypeError, r"group\[0\] must be hashable, got list"),
     ],
 )
-def test_bad_ids(values: Any, error: type[Exception], message: str) -> None:
+def test_bad_ids(values, error, message):
     with pytest.raises(error, match=message):
         ids_to_int(values, "group")
 
 
-def test_references_are_kept_and_released() -> None:
+def test_references_are_kept_and_released():
     values = [object() for _ in range(50)] + ["text" + str(k) for k in range(50)]
     texts = values[50:]
     before = [sys.getrefcount(v) for v in values]

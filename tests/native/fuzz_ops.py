@@ -6,8 +6,6 @@ schemas raise). A call that crashes or takes longer than LIMIT seconds ends the 
 its number is what FIRST takes to go straight to it.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import mmap
 import os

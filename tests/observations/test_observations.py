@@ -1,7 +1,5 @@
 """The exact and the history partition on the CPU, for codes of any size, against the reference."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -23,7 +21,7 @@ CODES = {
 
 @pytest.mark.parametrize("name", CODES)
 @pytest.mark.parametrize("lengths", [[], [1], [5, 0, 3, 40], [300, 1, 1]])
-def test_labels_are_those_of_the_reference(lengths: list[int], name: str) -> None:
+def test_labels_are_those_of_the_reference(lengths, name):
     rng = np.random.default_rng(len(lengths))
     n = sum(lengths)
     codes = torch.from_numpy(CODES[name](rng, n))

@@ -1,7 +1,5 @@
 """Partition "similar": the C++ port against difflib itself, pair by pair and as labels."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -23,7 +21,7 @@ THINGS = "mug apple book cellphone keychain pillow laptop alarmclock pencil bowl
 WIDE = "aé漢字ßЖ\U0001f600\U0001f680\U00020000\ud800\uffff \n"
 
 
-def observation(rng: random.Random, length: int) -> str:
+def observation(rng, length):
     """Sentences in the manner of a household text game."""
     receptacles, things = RECEPTACLES.split(), THINGS.split()
     out = ""
@@ -34,7 +32,7 @@ def observation(rng: random.Random, length: int) -> str:
     return out[:length]
 
 
-def edited(rng: random.Random, text: str, edits: int) -> str:
+def edited(rng, text, edits):
     letters = list(text)
     for _ in range(edits):
         at = rng.randint(0, len(letters))
@@ -51,10 +49,10 @@ def edited(rng: random.Random, text: str, edits: int) -> str:
     return "".join(letters)
 
 
-def pair(rng: random.Random) -> tuple[str, str]:
+def pair(rng):
     """Two texts of 1 to 600 characters; the kinds are those where a matcher could go wrong."""
 
-    def size() -> int:
+    def size():
         # Half of the lengths at the edge of the popular-element rule, and at the steps of its threshold.
         if rng.random() < 0.5:
             return rng.choice((198, 199, 200, 201, 299, 300, 301, 400, 599, 600))
@@ -93,18 +91,18 @@ def pair(rng: random.Random) -> tuple[str, str]:
     return observation(rng, rng.randint(1, 40)), observation(rng, size())  # lengths far apart
 
 
-def has_ratio(a: str, b: str, want: float) -> bool:
+def has_ratio(a, b, want):
     """Whether a joins the cluster of b where their ratio need be `want`, and not where it need be the next double."""
     labels = torch.empty(2, dtype=torch.int64)
 
-    def joins(similarity: float) -> bool:
+    def joins(similarity):
         native_loader.load().cluster_similar((b, a), offsets(2), 1, similarity, 1, labels)
         return labels.tolist() == [0, 0]
 
     return joins(want) and (want == 1.0 or not joins(math.nextafter(want, 2.0)))
 
 
-def assert_pairs_equal(seed: int, n: int) -> None:
+def assert_pairs_equal(seed, n):
     rng = random.Random(seed)
     for k in range(n):
         a, b = pair(rng)
@@ -113,37 +111,37 @@ def assert_pairs_equal(seed: int, n: int) -> None:
         assert has_ratio(a, b, want), f"seed {seed}, pair {k}: {a!r} {b!r}"
 
 
-def offsets(*sizes: int) -> torch.Tensor:
+def offsets(*sizes):
     return torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
 
 
-def test_ratio_equals_difflib_on_2000_pairs() -> None:
+def test_ratio_equals_difflib_on_2000_pairs():
     assert_pairs_equal(seed=1, n=2_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 105))
-def test_ratio_equals_difflib_long(seed: int) -> None:
+def test_ratio_equals_difflib_long(seed):
     assert_pairs_equal(seed, n=10_000)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60), st.integers(1, 40), st.integers(1, 40))
-def test_ratio_equals_difflib_hypothesis(a: str, b: str, times_a: int, times_b: int) -> None:
+def test_ratio_equals_difflib_hypothesis(a, b, times_a, times_b):
     a, b = (a * times_a)[:250], (b * times_b)[:250]
     assert has_ratio(a, b, SequenceMatcher(None, a, b).ratio())
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="abcde", max_size=12), st.integers(1, 60), st.integers(1, 12))
-def test_equal_texts_have_ratio_one(unit: str, times: int, tail: int) -> None:
+def test_equal_texts_have_ratio_one(unit, times, tail):
     """The shortcut for equal texts rests on this: popular elements never break the diagonal."""
     text = unit * times + "z" * tail
     assert SequenceMatcher(None, text, str(text)).ratio() == 1.0
     assert has_ratio(text, text, 1.0)
 
 
-def test_golden_ratios() -> None:
+def test_golden_ratios():
     assert has_ratio("", "", 1.0)
     assert has_ratio("", "a", 0.0) and has_ratio("a", "", 0.0)
     assert has_ratio("abcd", "bcde", 0.75)  # 2 · 3 / 8
@@ -155,7 +153,7 @@ def test_golden_ratios() -> None:
     assert has_ratio("b" + "a" * 198, "c" + "a" * 198, 2 * 198 / 398)
 
 
-def test_first_fit_golden() -> None:
+def test_first_fit_golden():
     # Ratios with ten letters are tenths: 1 joins 0 (0.9); 2 is 0.8 to 0 and 0.9 to 1, which founded nothing, so it
     # seeds a cluster; 3 is 0.9 to both first members and joins the oldest; the second group starts again.
     texts = ["abcdefghij", "abcdefghiX", "abcdefghYX", "abcdefghYj", "abcdefghij", "zzz", "", ""]
@@ -166,9 +164,9 @@ def test_first_fit_golden() -> None:
 
 
 @pytest.mark.parametrize("similarity", [1e-9, 0.3, 0.5, 0.6, 2 / 3, 0.8, 0.9, 0.95, 0.99, 1.0])
-def test_labels_equal_reference(similarity: float) -> None:
+def test_labels_equal_reference(similarity):
     rng = random.Random(7)
-    texts: list[str] = []
+    texts = []
     sizes = [0, 1, 14, 0, 20, 9]
     for size in sizes:
         base = [observation(rng, rng.randint(0, 230)) for _ in range(4)]
@@ -186,7 +184,7 @@ def test_labels_equal_reference(similarity: float) -> None:
     st.integers(1, 20),
     st.integers(1, 20),
 )
-def test_labels_equal_reference_at_rational_thresholds(groups: list[list[str]], p: int, q: int) -> None:
+def test_labels_equal_reference_at_rational_thresholds(groups, p, q):
     """Thresholds that ratios meet exactly: the comparison of doubles must be Python's."""
     similarity = min(p, q) / max(p, q)
     texts = [text for group in groups for text in group]
@@ -195,7 +193,7 @@ def test_labels_equal_reference_at_rational_thresholds(groups: list[list[str]], 
     assert cpu.cluster_similar(texts, bounds, similarity).tolist() == want.tolist()
 
 
-def test_one_group_alone_is_the_group_in_a_batch() -> None:
+def test_one_group_alone_is_the_group_in_a_batch():
     rng = random.Random(11)
     groups = [[observation(rng, 60) for _ in range(12)] for _ in range(5)]
     together = cpu.cluster_similar(list(itertools.chain(*groups)), offsets(*[12] * 5), 0.6)
@@ -205,7 +203,7 @@ def test_one_group_alone_is_the_group_in_a_batch() -> None:
         assert (inside - inside.min()).tolist() == alone.tolist()
 
 
-def test_nothing_subclasses_and_what_is_no_text() -> None:
+def test_nothing_subclasses_and_what_is_no_text():
     for backend in (reference, cpu):
         for none in (offsets(), offsets(0, 0)):
             assert backend.cluster_similar([], none, 0.95).shape == (0,)
@@ -215,10 +213,10 @@ def test_nothing_subclasses_and_what_is_no_text() -> None:
         cpu.cluster_similar(["a", 5], offsets(2), 0.95)  # type: ignore[list-item]
 
 
-def test_longer_texts_than_the_configuration_allows_are_refused() -> None:
+def test_longer_texts_than_the_configuration_allows_are_refused():
     """Two of 80,000 characters can take half a minute."""
 
-    def result(config: bk.Config, **given: object) -> bk.AdvantageResult:
+    def result(config, **given):
         texts = ["a" * 9, "b" * 10, "c" * 11]
         return bk.advantage([0] * 3, [0, 1, 2], [1.0, 0.0, 2.0], observation=texts, config=config, **given)  # type: ignore[arg-type]
 

@@ -3,8 +3,6 @@
 Another torch changes nothing: the native code has no torch header.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -18,7 +16,7 @@ from paths import ROOT
 TOOLS = ("cmake", "ninja")
 
 
-def build(folder: Path, path: str) -> subprocess.CompletedProcess[str]:
+def build(folder, path):
     environment = {**os.environ, "PATH": path, "BIPACE_BUILD_DIR": str(folder / "build"), "BIPACE_CUDA": "0"}
     folders = ["--build-lib", str(folder / "lib"), "--build-temp", str(folder)]
     command = [sys.executable, "setup.py", "-q", "build_ext", *folders]

@@ -1,10 +1,7 @@
 """Who may import whom: docs/development.md."""
 
-from __future__ import annotations
-
 import ast
 import functools
-from pathlib import Path
 
 import pytest
 from paths import ROOT
@@ -23,12 +20,12 @@ OPTIONAL |= {"transformers", "sentence_transformers"}
 
 
 @functools.cache
-def imported(path: Path, *, of_module_only: bool = False) -> set[str]:
+def imported(path, *, of_module_only=False):
     """Dotted names that a file of the package imports, outside `if TYPE_CHECKING`; relative ones in full."""
     here = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    found: set[str] = set()
+    found = set()
 
-    def visit(node: ast.AST) -> None:
+    def visit(node):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             return
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and of_module_only:
@@ -53,9 +50,9 @@ def test_no_module_imports_itself_through_others():
         found = imported(path, of_module_only=True)
         found = found | {one.rpartition(".")[0] for one in found}
         edges[name] = (found & modules.keys()) - {name}
-    done: set[str] = set()
+    done = set()
 
-    def walk(name: str, above: tuple[str, ...]) -> None:
+    def walk(name, above):
         assert name not in above, " imports ".join([*above[above.index(name) :], name])
         if name not in done:
             for other in sorted(edges[name]):
@@ -66,7 +63,7 @@ def test_no_module_imports_itself_through_others():
         walk(name, ())
 
 
-def ours(path: Path) -> set[str]:
+def ours(path):
     """What it imports of the package, as room or room.module."""
     names = [name.split(".")[1:3] for name in imported(path) if name.startswith("bipace_kernels.")]
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir()}

@@ -1,12 +1,9 @@
 """What a process has imported: after the import, after a call on the CPU, with the program and hidden states."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from paths import HELPERS
@@ -34,14 +31,14 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def found():
     """Modules that were not there with torch and NumPy, at each point; threads after the import."""
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def tops(names: list[str]) -> set[str]:
+def tops(names):
     return {name.partition(".")[0] for name in names}
 
 

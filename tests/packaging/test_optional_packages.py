@@ -1,14 +1,11 @@
 """A plain installation has torch and NumPy: the estimator works, and what needs more names the extra."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from marks import slow
@@ -32,7 +29,7 @@ sys.meta_path.insert(0, Block())
 """
 
 
-def run(code: str, *blocked: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run(code, *blocked, cwd=ROOT):
     """Python in a separate process, in which these packages are not installed."""
     return subprocess.run(
         [sys.executable, "-c", BLOCK.format(blocked=blocked) + code], capture_output=True, text=True, check=False,
@@ -40,12 +37,12 @@ def run(code: str, *blocked: str, cwd: Path = ROOT) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-def command(*words: object, blocked: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+def command(*words, blocked):
     """The program `bipace` in such a process."""
     return run(f"from bipace_cli import main\nmain({[str(word) for word in words]!r})", *blocked)
 
 
-def sentence(done: subprocess.CompletedProcess[str]) -> str:
+def sentence(done):
     """The one line of stderr of a program that ended with status 2."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -54,11 +51,11 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
     return line.removeprefix("error: ")
 
 
-def needs(subject: str, package: str, extra: str) -> str:
+def needs(subject, package, extra):
     return f'{subject} needs the package {package}, which is not installed: pip install "bipace-kernels[{extra}]"'
 
 
-def extras() -> dict[str, list[str]]:
+def extras():
     text = (ROOT / "pyproject.toml").read_text()
     section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     return {

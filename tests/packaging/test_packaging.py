@@ -1,14 +1,11 @@
 """The wheel: what is inside, what it needs, and that it works where neither a compiler nor the sources are."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import benchmarks
 import pytest
@@ -18,7 +15,7 @@ resources = benchmarks.module("resources")
 CUDA_CMAKE = ROOT / "cmake/cuda.cmake"
 
 
-def build_wheel(folder: Path, **environment: str) -> Path:
+def build_wheel(folder, **environment):
     """`pip wheel .` from a copy of what git tracks, in isolation: the build sees neither torch nor this folder."""
     source, out = folder / "source", folder / "wheel"
     copy_tracked(source)
@@ -32,13 +29,13 @@ def build_wheel(folder: Path, **environment: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheel(tmp_path_factory):
     """Without CUDA kernels, whatever this machine has."""
     return build_wheel(tmp_path_factory.mktemp("plain"), BIPACE_CUDA="0")
 
 
 @pytest.fixture(scope="module")
-def cuda_wheel(tmp_path_factory) -> Path:
+def cuda_wheel(tmp_path_factory):
     """With CUDA kernels of a release."""
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc, which is not on the PATH here")
@@ -92,7 +89,7 @@ def test_wheel_metadata(wheel):
     assert "bipace = bipace_cli:main" in entry_points
 
 
-def needed(wheel: Path, folder: Path) -> dict[str, set[str]]:
+def needed(wheel, folder):
     """Shared libraries that each compiled module of a wheel asks for, which is unpacked into the folder."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -131,7 +128,7 @@ def test_a_wheel_with_cuda_kernels(cuda_wheel, tmp_path):
     assert set(re.findall(r"\.(?:sm|compute)_(\d+\w?)\.ptx", archs.stdout)) == {"120"}
 
 
-def from_wheel(wheel: Path, folder: Path, code: str) -> str:
+def from_wheel(wheel, folder, code):
     """What Python code prints that sees the wheel's files alone, and no other program."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -165,7 +162,7 @@ if _cuda.versions()[0] == 0:
     from_wheel(cuda_wheel, tmp_path, code)
 
 
-def cuda_cmake(folder: Path, before: str, *options: str) -> subprocess.CompletedProcess[str]:
+def cuda_cmake(folder, before, *options):
     """cmake/cuda.cmake by itself, with no language, behind some lines."""
     if shutil.which("cmake") is None:
         pytest.skip("needs cmake, which is not on the PATH here")
@@ -179,7 +176,7 @@ def cuda_cmake(folder: Path, before: str, *options: str) -> subprocess.Completed
 def test_cuda_that_is_asked_for_and_missing_fails_the_build(tmp_path):
     """Only the decision: no language, nothing is compiled, and programs are searched where there are none."""
 
-    def configure(wish: str) -> subprocess.CompletedProcess[str]:
+    def configure(wish):
         nowhere = [f"-DCMAKE_FIND_ROOT_PATH={tmp_path}", "-DCMAKE_FIND_ROOT_PATH_MODE_PROGRAM=ONLY"]
         return cuda_cmake(tmp_path, "", f"-DBIPACE_CUDA={wish}", *nowhere)
 
@@ -231,7 +228,7 @@ def test_the_program_of_the_wheel(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
 
-    def bipace(*words: str) -> subprocess.CompletedProcess[str]:
+    def bipace(*words):
         code = """
 import sys
 sys.meta_path[:] = [f for f in sys.meta_path if not getattr(f, "__module__", "").startswith("__editable__")]

@@ -460,7 +460,7 @@ def test_compiled_on_a_gpu(name):
 # ---- a user's own estimator ------------------------------------------------------------------------------------------
 
 
-def discounted(records: bk.StepRecords) -> torch.Tensor:
+def discounted(records):
     """R − mean of the prompt group."""
     sizes = records.group_offsets.diff()
     group = torch.repeat_interleave(torch.arange(sizes.numel(), device=sizes.device), sizes)

@@ -1,7 +1,5 @@
 """Config(estimator=function), Config.gae(value=function): what it gets, may return, and that it equals the package's own."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 
@@ -19,27 +17,27 @@ BATCH = make_batch(5, groups=4)
 N = BATCH.n
 
 
-def mean(records: bk.StepRecords) -> torch.Tensor:
+def mean(records):
     """R − mean of the cluster, as the package's "mean" has it."""
     nothing = Records(torch.device("cpu"))  # the reference reads labels alone
     found, _ = step_advantage(nothing, records.returns.cpu(), records.cluster.cpu(), None, "mean", "none", 1e-6)
     return found.to(records.returns.device)
 
 
-def last_step(records: bk.StepRecords) -> torch.Tensor:
+def last_step(records):
     """1 for the last record of each trajectory."""
     out = torch.zeros_like(records.returns)
     out[records.trajectory_offsets[1:] - 1] = 1
     return out
 
 
-def group_means(records: bk.StepRecords) -> torch.Tensor:
+def group_means(records):
     """Config.gae("group")'s V̂."""
     parts = records.returns.double().tensor_split(records.group_offsets[1:-1].cpu())
     return torch.cat([part.mean().expand(len(part)) for part in parts])
 
 
-def own(name: str, function=mean) -> bk.Config:
+def own(name, function=mean):
     return replace(CONFIGS[name], estimator=function, step_norm="none")
 
 
@@ -65,7 +63,7 @@ def test_a_function_equals_the_estimator_that_it_writes_out(name, duplicates, ba
 def test_records_are_in_processing_order_without_those_set_aside():
     seen = []
 
-    def look(records: bk.StepRecords) -> torch.Tensor:
+    def look(records):
         seen.append(records)
         return torch.zeros_like(records.returns)
 
@@ -135,7 +133,7 @@ def test_a_state_that_is_not_finite_reaches_a_function_as_zeros():
     batch = BATCH.take(np.arange(N))
     batch.fingerprint[3] = np.nan
 
-    def zeros(records: bk.StepRecords) -> torch.Tensor:
+    def zeros(records):
         assert not records.fingerprint[3].any() and records.fingerprint[2].any()
         return torch.zeros_like(records.returns)
 
@@ -144,7 +142,7 @@ def test_a_state_that_is_not_finite_reaches_a_function_as_zeros():
 
 @pytest.mark.parametrize(("error", "kind"), [(ValueError, ValueError), (KeyError, RuntimeError)])
 def test_an_error_of_a_function_names_it_and_the_batch(error, kind):
-    def fails(records: bk.StepRecords) -> torch.Tensor:
+    def fails(records):
         raise error("no column x")
 
     for config, argument in ((own("bipace", fails), "estimator"), (bk.Config.gae(fails), "value")):
@@ -185,7 +183,7 @@ def test_it_runs_under_torch_compile():
     rewards, x = torch.from_numpy(BATCH.rewards), torch.from_numpy(BATCH.fingerprint)
     config = own("bipace", last_step)
 
-    def call(rewards: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def call(rewards, x):
         return bk.advantage(rewards=rewards, fingerprint=x, layout=lay, config=config).advantage
 
     compiled = torch.compile(call, backend="eager", fullgraph=True)

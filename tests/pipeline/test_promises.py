@@ -1,7 +1,5 @@
 """What the README promises and a short test cannot show: bits over repetitions, installs, forks, memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -29,7 +27,7 @@ needs_proc = pytest.mark.skipif(
 # ------------------------------------------------------------------------------------------------------ the same bits
 
 
-def everywhere(fingerprint: torch.Tensor) -> list[torch.Tensor]:
+def everywhere(fingerprint):
     """The same matrix at every element offset of a larger buffer, between sentinels that would change results."""
     views = []
     for offset in range(OFFSETS):
@@ -40,7 +38,7 @@ def everywhere(fingerprint: torch.Tensor) -> list[torch.Tensor]:
     return views
 
 
-def undecided(seed: int, groups: int, dim: int, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+def undecided(seed, groups, dim, epsilon):
     """Ragged groups whose second row is as far from the first as the threshold's edge: one other last bit decides."""
     rng = np.random.default_rng(seed)
     rows, group = [], []
@@ -63,7 +61,7 @@ def test_the_same_bits_a_thousand_times():
     given = {"group": group, "trajectory": np.arange(n), "rewards": rng.normal(size=n), "action_key": np.arange(n) % 3}
     views = everywhere(fingerprint)
 
-    def bits(fingerprint: torch.Tensor, threads: int) -> dict[str, bytes]:
+    def bits(fingerprint, threads):
         result = bk.advantage(config=config, num_threads=threads, fingerprint=fingerprint, **given)
         found = {name: getattr(result, name).numpy().tobytes() for name in OUTPUTS}
         return {**found, "metrics": json.dumps(result.metrics()).encode()}

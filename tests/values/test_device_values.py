@@ -1,7 +1,5 @@
 """The step term over pairs: the reference's bits, ragged, long, sorted or not, with records set aside."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -27,7 +25,7 @@ DELTA = 1e-6
 
 def dense(labels):
     """Clusters of equal entries numbered by first appearance; −1 stays."""
-    number: dict[int, int] = {}
+    number = {}
     return torch.tensor([-1 if x < 0 else number.setdefault(int(x), len(number)) for x in labels], dtype=torch.int64)
 
 
