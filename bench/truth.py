@@ -44,6 +44,7 @@ STEP_MEANS = "gae step means λ 0.5"
 BASELINES = (DEFAULT, CONTROL, STEP_MEANS, "GRPO", BIPACE)  # measured whatever --only says
 RESULTS = FOLDER.parent / "results/truth/truth.json"
 KINDS = ("hidden2", "ngram1", "ngram3", "ngram6", "sentence1")
+EMBEDDER_OF = {"hidden": "actor_hidden", "ngram": "ngram", "sentence": "sentence"}  # a kind without its number
 ABOUT = """\
 A truth set holds rollouts of one policy and, for each record, the mean discounted return of M fresh continuations from its
 state (bench/truth/README.md). From it follows the true advantage A* = r + γ V(next state) - V(state). An estimator sees G
@@ -148,12 +149,17 @@ class Found:
 
 
 def ours(config: Any, kind: str | None = None, *, step_only: bool = False) -> Callable[[Any], Floats]:
-    """A preset of the package, on the fingerprints of a kind; "main" is the set's own."""
+    """A preset of the package, on the fingerprints of a kind; "main" is the set's own.
+
+    config   a Config, or a function of `embedder` that makes one
+    """
 
     def call(batch: Any) -> Floats:
         from .truth_batches import advantages
 
-        result = advantages(batch, config, batch.kinds()[0] if kind == "main" else kind)
+        used = batch.kinds()[0] if kind == "main" else kind
+        own = config(embedder=EMBEDDER_OF[str(used).rstrip("0123456789")]) if callable(config) else config
+        result = advantages(batch, own, used)
         return (result.step_advantage if step_only else result.advantage).numpy().astype(np.float64)
 
     return call
@@ -180,7 +186,7 @@ def table() -> list[Estimator]:
     """All rows, in the order of the table."""
     import bipace_kernels as bk
 
-    gae = bk.Config.gae
+    gae, kernel = bk.Config.gae, functools.partial(functools.partial, bk.Config.gae)
     rows = [
         Estimator("exact V as baseline of whole returns", lambda b: b.returns - b.exact, SIZES),
         Estimator("GAE over the exact V, λ 0.5", gae_of_exact),
@@ -200,11 +206,11 @@ def table() -> list[Estimator]:
                 label = f"{name} ε {epsilon:g}" + STEP_ONLY * only
                 rows.append(Estimator(label, ours(make(epsilon), "main", step_only=only), sizes))
     rows += [
-        Estimator(DEFAULT, ours(gae(), "main"), SIZES),
-        Estimator(DEFAULT + ", with the episode term", ours(gae(episode_weight=1.0), "main")),
-        Estimator("Config.gae(action_noise=None)", ours(gae(action_noise=None), "main"), SIZES),
-        Estimator("Config.gae(share='group')", ours(gae(share="group"), "main"), SIZES),
-        Estimator("Config.gae(share='memory')", ours(gae(share="memory"), "main"), SIZES),
+        Estimator(DEFAULT, ours(gae, "main"), SIZES),
+        Estimator(DEFAULT + ", with the episode term", ours(kernel(episode_weight=1.0), "main")),
+        Estimator("Config.gae(action_noise=None)", ours(kernel(action_noise=None), "main"), SIZES),
+        Estimator("Config.gae(share='group')", ours(kernel(share="group"), "main"), SIZES),
+        Estimator("Config.gae(share='memory')", ours(kernel(share="memory"), "main"), SIZES),
         Estimator(STEP_MEANS, step_means, SIZES),
     ]
     for lam in LAMBDAS:
@@ -215,12 +221,11 @@ def table() -> list[Estimator]:
             Estimator(f"gae cluster (exact) λ {lam:g}", ours(gae("cluster", gae_lambda=lam)), sizes),
             Estimator(f"gae cluster (cosine ε 0.1) λ {lam:g}", ours(gae("cluster", gae_lambda=lam, **cosine), "main")),
         ]
-        if lam != gae().gae_lambda:
-            for share in ("group", "batch", "memory"):
-                rows.append(Estimator(f"gae kernel {share} λ {lam:g}", ours(gae(share=share, gae_lambda=lam), "main")))
+        for share in ("group", "batch", "memory"):
+            rows.append(Estimator(f"gae kernel {share} λ {lam:g}", ours(kernel(share=share, gae_lambda=lam), "main")))
     for kind in KINDS:
         for share in ("group", "batch"):
-            rows.append(Estimator(f"gae kernel {share} λ 0.5, {kind}", ours(gae(share=share), kind), needs=kind))
+            rows.append(Estimator(f"gae kernel {share}, {kind}", ours(kernel(share=share), kind), needs=kind))
     return rows
 
 
@@ -239,7 +244,7 @@ def settings() -> list[Estimator]:
     for change in changes:
         name = ", ".join(f"{key}={value}" for key, value in change.items())
         for share in ("batch",) if "kernel_same" in change else ("batch", "group"):
-            config = bk.Config.gae(share=share, **change)
+            config = functools.partial(bk.Config.gae, share=share, **change)
             rows.append(Estimator(f"Config.gae(share='{share}', {name})", ours(config, "main")))
     return rows
 

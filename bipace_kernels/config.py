@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from .estimators.rows import ESTIMATORS, FUNCTION, PARTITIONS, VALUE_FUNCTION, VALUES, Estimator, Partition, StateValue
+from .settings import KERNELS, Fields, settings_of
 from .settings import PRESETS as PRESET_NAMES
-from .settings import Fields, settings_of
 from .support.errors import InputError, Named
 from .support.handles import Handled
 
@@ -185,15 +185,20 @@ class Config(Handled, Fields, Derived):
         return cls._of({"partition": "cosine", "estimator": estimator, "epsilon": epsilon, **changes})
 
     @classmethod
-    def gae(cls, value: str | Callable[..., Any] = "kernel", **changes: Any) -> Config:
+    def gae(cls, value: str | Callable[..., Any] = "kernel", embedder: str = "actor_hidden", **changes: Any) -> Config:
         """Critic-free GAE(λ), this project's own: A = A_S divided by its root mean square over the batch (docs/gae.md).
 
-        value   "group": μ_p; "cluster": shrunk means of the clusters of equal observations, or of another partition;
-                "kernel": a Gaussian process over the fingerprints; a function: from `StepRecords` to V̂ [M].
+        value      "group": μ_p; "cluster": shrunk means of the clusters of equal observations, or of another partition;
+                   "kernel": a Gaussian process over the fingerprints; a function: from `StepRecords` to V̂ [M].
+        embedder   what made the kernel's fingerprints, on which its defaults and that of λ depend (docs/gae.md):
+                   "actor_hidden", "ngram", "identity" or "sentence"; "sentence" also for those of your own.
         """
         row = VALUES.get(value) if isinstance(value, str) else None
         partition = "exact" if row is not None and row.has_clusters else "none"
+        if embedder not in KERNELS:
+            raise ValueError(f"embedder must be one of {', '.join(KERNELS)}, got {embedder!r}.")
         defaults = {"partition": partition, "step_norm": "batch", "episode_weight": 0.0}
+        defaults |= KERNELS[embedder] if value == "kernel" else {}
         return cls._of({**defaults, "estimator": "gae", "value": value, **changes})
 
 

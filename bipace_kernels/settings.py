@@ -13,6 +13,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+# Of GAE's kernel: what suits an embedder better than the defaults of the fields below (docs/gae.md).
+KERNELS: dict[str, dict[str, Any]] = {
+    "actor_hidden": {"kernel_width": 0.4, "luck_noise": 0.08, "kernel_inside": 1.3, "gae_lambda": 0.3},
+    "ngram": {
+        "kernel_directions": 128,
+        "kernel_width": 0.8,
+        "kernel_time": 8.0,
+        "kernel_noise": 1.5,
+        "action_noise": 0.5,
+    },
+    "identity": {},
+    "sentence": {},
+}
 PRESETS = ("grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae")
 ABSENT = object()  # of trainers, which do not have the setting
 

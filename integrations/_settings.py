@@ -162,13 +162,17 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
         except InputError as error:
             raise error.inside(where) from None
 
-    def config(self, epsilon: float | None = None) -> Config:
-        """The estimator's configuration, at this ε if the method has one."""
+    def config(self, epsilon: float | None = None, embedder: str = "") -> Config:
+        """The estimator's configuration, at this ε if the method has one.
+
+        embedder   row of EMBEDDERS that made the fingerprints; "": the setting's, hidden states under auto
+        """
         changes: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Config) if hasattr(self, f.name)}
         if self.own is not None:
             kept = {f.name: f.default for f in fields(self) if f.name not in ("duplicates", "on_invalid")}
             changes = {name: value for name, value in changes.items() if name not in kept or value != kept[name]}
-        of_preset = {"epsilon": epsilon, "estimator": self.estimator, "mode": self.gigpo_mode}
+        embedder = embedder or ("actor_hidden" if self.embedder == "auto" else find(self.embedder)[0].name)
+        of_preset = {"epsilon": epsilon, "estimator": self.estimator, "mode": self.gigpo_mode, "embedder": embedder}
         changes |= {name: value if name in self._parameters else None for name, value in of_preset.items()}
         off = {name: None for name, row in settings_of(Config).items() if row.off and changes.get(name) == 0}
         changes = {k: v for k, v in changes.items() if v is not None} | off

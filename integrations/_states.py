@@ -201,7 +201,7 @@ class States:
             epsilon = self.radius.of(used, columns, gather) if config.has_epsilon else None
         elif config.needs_observation:
             columns["observation"] = texts()
-        config = self.settings.config(epsilon)
+        config = self.settings.config(epsilon, used)
         if bad is not None:
             config = replace(config, partition="exact")  # of labels: the same bits as with the clusters themselves
         result = run(**columns, memory=self.memory, config=config, check="now")

@@ -34,7 +34,7 @@ SETTINGS = settings_of(Config)
 def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mode: str | None = None) -> bk.Config:
     """The Config of a preset with the given options; CliError if they contradict each other.
 
-    ngrams   whether the fingerprints are n-grams, which have their own default ε
+    ngrams   whether the fingerprints are n-grams, which have their own defaults
     """
     if preset not in PRESETS:
         raise CliError(f"--preset must be one of {', '.join(PRESETS)}, got {preset!r}.")
@@ -43,7 +43,12 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
         raise CliError(f"--gigpo-mode goes with --preset gigpo, got --preset {preset}.")
     given = {name: value for name, value in changes.items() if value is not None}
     given |= {name: None for name, row in SETTINGS.items() if row.off and given.get(name) == 0}
-    choices = {"mode": gigpo_mode, "value": given.get("value")}  # on which other fields of the preset depend
+    embedder = "ngram" if ngrams else "actor_hidden"
+    choices = {
+        "mode": gigpo_mode,
+        "value": given.get("value"),
+        "embedder": embedder,
+    }  # on which other fields of the preset depend
     with refused():
         config = PRESETS[preset](**{k: v for k, v in choices.items() if k in takes and v is not None})
         config = replace(config, **given)

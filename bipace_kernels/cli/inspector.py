@@ -27,6 +27,7 @@ import bipace_kernels as bk
 from ..backends.schema import LIMIT
 from ..config import PACE_ESTIMATORS
 from ..diagnostics.kernel_value_r2 import nearest
+from ..features.embedders import EMBEDDERS
 from . import rollouts
 from .advantage import BRANCHES, refused, shared_arguments
 
@@ -47,7 +48,7 @@ class Part:
     """The records of one file, or of all files together, and the states that the cosine estimators compare.
 
     fingerprint   [N, D] of the observations, a row for each record
-    embedder      its embedder
+    embedder      its embedder, by the name of its row in EMBEDDERS
     epsilon       ε of cosine clusters
     """
 
@@ -170,20 +171,20 @@ def _estimators(part: Part, options: SimpleNamespace, has_actions: bool) -> list
     shared = {"gamma": options.gamma, "duplicates": options.duplicates, "on_invalid": options.on_invalid}
     depth, config = options.history_length, bk.Config
     similar, histories = "similar observations", f"equal histories of up to {depth + 1} observations"
-    own = f"the action's mean R against that of {similar}"
+    own, gae = f"the action's mean R against that of {similar}", config.gae(embedder=part.embedder, **shared)
     rows = [
         Row("grpo", "GRPO", "the rollout's total against its prompt group's", "", config.grpo(**shared)),
         Row("gigpo", "GiGPO", "R against equal observations", "exact", config.gigpo(**shared)),
         Row("hgpo", "HGPO", f"R against {histories}", "history", config.hgpo(depth, **shared)),
         Row("bigpo", "BiGPO", f"R against {similar}", "cosine", config.bigpo(part.epsilon, **shared)),
         Row("bipace", "BiPACE", own, "cosine", config.bipace(part.epsilon, **shared)),
-        Row("gae", "GAE", "GAE(λ) over a value estimated from the batch by a kernel", "kernel", config.gae(**shared)),
+        Row("gae", "GAE", "GAE(λ) over a value estimated from the batch by a kernel", "kernel", gae),
     ]
     return [row for row in rows if has_actions or row.config.estimator not in PACE_ESTIMATORS]
 
 
 def _partitions(parts: Sequence[Part], options: SimpleNamespace, trained: bool) -> list[dict[str, str]]:
-    cosine = dict.fromkeys(f"cosine of {part.embedder}, ε {part.epsilon:.3g}" for part in parts)
+    cosine = dict.fromkeys(f"cosine of {EMBEDDERS[part.embedder].label}, ε {part.epsilon:.3g}" for part in parts)
     return [
         {"key": "exact", "label": "equal observations"},
         {"key": "history", "label": f"equal histories, up to {options.history_length + 1} observations"},

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,9 +177,11 @@ def _compare(
             curve.append(outcome(f"cosine_{name}", f"cosine n-grams{of}, ε {epsilon:g}", settings, codes=codes))
         section.curves[name] = curve
         section.table.append(curve[list(epsilons).index(options.epsilon)])
-        gae = bk.Config.gae(gamma=options.gamma)
+        gae = partial(bk.Config.gae, gamma=options.gamma)
         with refused(records, f"{section.name}, partition kernel over n-grams{of}"):
-            section.values[f"{state}, n-grams"] = bk.kernel_value_r2(curve[0].result, fingerprint, gae)
+            section.values[f"{state}, n-grams"] = bk.kernel_value_r2(
+                curve[0].result, fingerprint, gae(embedder="ngram")
+            )
         advance()
     for name, fingerprint in _fingerprints(section).items():
         row = EMBEDDERS[name]
@@ -189,7 +192,7 @@ def _compare(
         section.compared.append(outcome(name, label, settings, choice, fingerprint=fingerprint))
         if name in ("sentence", "actor_hidden"):
             with refused(records, f"{section.name}, partition kernel over {row.label}"):
-                section.values[row.label] = bk.kernel_value_r2(section.table[0].result, fingerprint, gae)
+                section.values[row.label] = bk.kernel_value_r2(section.table[0].result, fingerprint, gae(embedder=name))
 
 
 def _fingerprints(section: Section) -> dict[str, torch.Tensor]:
@@ -274,7 +277,7 @@ def _inspector(sections: Sequence[Section], options: SimpleNamespace) -> str:
         chosen = {outcome.key: outcome.settings["epsilon"] for outcome in section.compared} | {"ngram": options.epsilon}
         name = "actor_hidden" if "actor_hidden" in chosen else "ngram"
         fingerprint = _fingerprints(section)[name]
-        return inspector.Part(section.name, section.records, fingerprint, EMBEDDERS[name].label, chosen[name])
+        return inspector.Part(section.name, section.records, fingerprint, name, chosen[name])
 
     return inspector.page([part(section) for section in sections], options)
 

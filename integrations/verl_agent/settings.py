@@ -193,7 +193,8 @@ class Settings:
         if self.gae is not None:
             norms = Config.gigpo(self.mode)  # of the episode term
             own |= {name: getattr(norms, name) for name in ("episode_norm", "episode_scope", "lone_trajectory")}
-            return replace(self.gae.config(), step_weight=self.step_advantage_w, **own)
+            config = self.gae.config(embedder=find(self.bisim_embedder)[0].name)
+            return replace(config, step_weight=self.step_advantage_w, **own)
         if self.bisim_grouping and self.bisim_embedder != "identity":
             given = chosen if self.chooses_epsilon else self.bisim_eps
             own |= {"partition": "cosine", "epsilon": find(self.bisim_embedder)[0].epsilon if given is None else given}

@@ -212,7 +212,7 @@ def test_ten_thousand_records_are_below_5_mb(tmp_path):
         threads=None, success_above=0.0,
     )  # fmt: skip
     states = torch.from_numpy(rng.normal(size=(n, 8)).astype(np.float32))
-    made = inspector.page([inspector.Part("a.jsonl", records, states, "random", 0.25)], options)
+    made = inspector.page([inspector.Part("a.jsonl", records, states, "ngram", 0.25)], options)
     assert 3_000_000 < len(made.encode()) < 5_000_000
     found = [text for text in inspector.unpack(made)["texts"] if not str(text).startswith("go ")]
     for text, wanted in zip(found, texts, strict=True):

@@ -19,6 +19,8 @@ from bipace_kernels.backends.reference import critic as reference_critic
 from bipace_kernels.backends.reference.critic import kernel_matrix
 from bipace_kernels.backends.schema import Kernel
 from bipace_kernels.estimators.landmarks import choose_landmarks
+from bipace_kernels.features.embedders import EMBEDDERS
+from bipace_kernels.settings import KERNELS
 
 Config = bk.Config
 BATCH = make_batch(7, groups=4, trajectories=5, longest=8)
@@ -888,6 +890,18 @@ def test_pairs_of_fields():
         Config.gigpo(step_norm="batch")
     assert Config.gae(kernel_time=None).kernel_time is None
     assert Config.gae(action_noise=None).action_noise is None
+
+
+def test_an_embedder_has_its_own_numbers_of_the_kernel_unless_they_are_given():
+    assert KERNELS.keys() == EMBEDDERS.keys() and Config.gae() == Config.gae(embedder="actor_hidden")
+    plain = Config.gae(embedder="sentence")
+    for name, numbers in KERNELS.items():
+        config = Config.gae(embedder=name)
+        assert config == replace(plain, **numbers)
+        assert Config.gae(embedder=name, **{field: getattr(plain, field) for field in numbers}) == plain
+        assert Config.gae("group", name) == Config.gae("group") and config.gae_lambda == numbers.get("gae_lambda", 0.5)
+    with pytest.raises(ValueError, match="embedder must be one of actor_hidden, ngram, identity, sentence, got 'mine'"):
+        Config.gae(embedder="mine")
 
 
 # ----------------------------------------------------------------------------------------- returns that were not seen

@@ -310,6 +310,11 @@ def test_settings_of_gae_are_those_of_its_configuration():
     assert states.epsilon is None and "bipace/epsilon" not in metrics and metrics["bipace/embedder/actor_hidden"] == 1.0
     wanted = bk.advantage(**RECORDS, fingerprint=hidden, config=bk.Config.gae(**own))
     assert torch.equal(result.advantage, wanted.advantage)
+    with pytest.warns(RuntimeWarning, match="n-grams"):
+        result, _ = states.advantage(RECORDS, lambda: ["a", "a", "b"], why="no forward")
+    grams, of_grams = bk.ngram_fingerprint(["a", "a", "b"]), bk.Config.gae(embedder="ngram", **own)
+    assert torch.equal(result.advantage, bk.advantage(**RECORDS, fingerprint=grams, config=of_grams).advantage)
+    assert Settings.of({"method": "gae", "embedder": "ngram"}).config() == of_grams
 
 
 MINE = """
