@@ -26,7 +26,7 @@ app = typer.Typer(
 )
 HERE = Path(__file__).resolve().parent / "knowledge"
 VALIDATION = 200  # tasks that nothing trains on
-DEFAULTS = Settings(noise=0.0, lesson_updates=2000, noisy_updates=0, updates=40, check_every=0)
+DEFAULTS = Settings(noise=0.0, lesson_updates=2000, noisy_updates=0, updates=150, check_every=0)
 
 Model = Annotated[Path, typer.Option(help="folder of the warm start")]
 Set = Annotated[list[str], typer.Option("--set", help="NAME=VALUE, a setting of settings.py")]
@@ -80,6 +80,7 @@ COMPARISON = Comparison(
     Path(__file__).resolve(),
     ("gae", "value-head", "step-means", "grpo", "gigpo", "bipace", "bipace-step", "gae-group", "trees"),
     DEFAULTS, of_start, HERE / "warm_start", HERE / "results", Path("out/knowledge/weights"),
+    seeds=range(3),
 )  # fmt: skip
 commands(app, COMPARISON)
 

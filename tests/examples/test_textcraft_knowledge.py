@@ -54,10 +54,10 @@ def test_every_method_has_the_same_number_of_tuning_runs_whatever_rate_is_best(t
     for rate in comparison.RATES:
         for method in COMPARISON.methods:
             asked = comparison.choices(method, rate, COMPARISON.defaults, tmp_path)
-            assert len(asked) == 7
+            assert len(asked) == 5
             runs = [run for _, of_setting in asked.values() for run in of_setting]
-            assert len({run.path for run in runs}) == 14 and {run.seed for run in runs} == {100, 101}
-            assert len({json.dumps(run.settings.as_json()) for run in runs}) == 7
+            assert len({run.path for run in runs}) == 10 and {run.seed for run in runs} == {100, 101}
+            assert len({json.dumps(run.settings.as_json()) for run in runs}) == 5
             assert all(run.seed not in COMPARISON.primary_seeds for run in runs)
 
 
@@ -82,18 +82,15 @@ def test_tuning_takes_the_best_of_all_settings_by_validation_tasks(tmp_path):
     for run in missing:
         write(run, rows((0.3, 0.5, 0.4)[comparison.RATES.index(run.settings.learning_rate)], 1.0))
     missing, chosen = comparison.decide("value-head", COMPARISON.defaults, tmp_path)
-    assert (
-        len(missing) == 8
-        and {run.settings.learning_rate for run in missing} == {comparison.RATES[1]}
-        and chosen is None
-    )
+    assert len(missing) == 4 and {run.settings.learning_rate for run in missing} == {comparison.RATES[1]}
+    assert chosen is None
     for run in missing:
         # One seed alone is better at 0.3; a setting is judged by its mean over both.
-        lucky = 0.6 if (run.settings.value_rate, run.seed) == (3e-4, 100) else 0.1
-        write(run, rows(0.55 if run.settings.value_rate == 3e-3 else lucky, 0.0))
+        lucky = 0.6 if (run.settings.gae_lambda, run.seed) == (0.8, 100) else 0.1
+        write(run, rows(0.55 if run.settings.gae_lambda == 0.95 else lucky, 0.0))
     missing, chosen = comparison.decide("value-head", COMPARISON.defaults, tmp_path)
     assert missing == [] and chosen is not None
-    assert (chosen["learning_rate"], chosen["value_rate"]) == (comparison.RATES[1], 3e-3) and len(chosen["scores"]) == 7
+    assert (chosen["learning_rate"], chosen["gae_lambda"]) == (comparison.RATES[1], 0.95) and len(chosen["scores"]) == 5
 
 
 def test_the_rival_and_the_temperatures_are_those_of_the_validation_tasks(tmp_path):
