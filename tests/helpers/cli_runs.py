@@ -51,7 +51,7 @@ PRESETS = {
     "hgpo": bk.Config.hgpo(),
     "bigpo": bk.Config.bigpo(0.25),
     "bipace": bk.Config.bipace(0.25),
-    "gae": bk.Config.gae(),
+    "gae": bk.Config.gae(embedder="ngram"),
 }
 
 
