@@ -69,6 +69,7 @@ class Estimator:
     call: Callable[[Any], Floats]
     sizes: tuple[int, ...] = (8,)  # G that it is measured at
     needs: str = ""  # a fingerprint without which the row is left out
+    reads_truth: bool = False  # which may be there for a sample of the records only
 
 
 @dataclass
@@ -110,14 +111,60 @@ class Gradients:
         pairs = zip(batches, a, b, strict=True)
         return cls(np.stack([[by_group(batch, x), by_group(batch, y)] for batch, x, y in pairs]))
 
+    def weight(self, draws: Any = None) -> Floats:
+        """[(B,) groups] how often each of them is drawn."""
+        n = self.of.shape[2]
+        return np.ones(n) if draws is None else (draws[..., None] == np.arange(n)).sum(axis=1).astype(np.float64)
+
     def cosine(self, draws: Any = None) -> Floats:
         """Between the two, mean over the batches; with draws [B, groups] that of each of them."""
-        n = self.of.shape[2]
-        weight = np.ones(n) if draws is None else (draws[..., None] == np.arange(n)).sum(axis=1)
-        a, b = np.moveaxis(weight.astype(np.float64) @ self.of, 1, 0)  # each [batches, (B,) K]
+        a, b = np.moveaxis(self.weight(draws) @ self.of, 1, 0)  # each [batches, (B,) K]
         size = np.sqrt((a * a).sum(axis=-1) * (b * b).sum(axis=-1))
         found: Floats = np.where(size > 0, (a * b).sum(axis=-1) / np.where(size > 0, size, 1.0), 0.0).mean(axis=0)
         return found
+
+
+class Expected(Gradients):
+    """The second one estimates the expected policy gradient, by the returns of the batch's own rollouts.
+
+    Inner products are means over pairs of different batches: no rollout is on both sides, and noise shrinks none.
+    """
+
+    def products(self, draws: Any = None) -> tuple[Floats, Floats, Floats, Floats]:
+        """|a|² of one batch, |E a|², E a · g and |g|², where a is by the estimate and g is the expected gradient."""
+        a, g = np.moveaxis(self.weight(draws) @ self.of, 1, 0)
+
+        def pairs(x: Floats, y: Floats) -> Floats:
+            found: Floats = (x.sum(axis=0) * y.sum(axis=0)).sum(axis=-1) - (x * y).sum(axis=(0, -1))
+            return found / (len(x) * (len(x) - 1))
+
+        return (a * a).sum(axis=-1).mean(axis=0), pairs(a, a), pairs(a, g), pairs(g, g)
+
+    def cosine(self, draws: Any = None) -> Floats:
+        """Of one batch's gradient and the expected one; 0 where noise leaves |g|² no estimate above 0."""
+        one, _, ag, gg = self.products(draws)
+        size = np.sqrt(np.maximum(one * gg, 0.0))
+        return np.where(size > 0, ag / np.where(size > 0, size, 1.0), 0.0)
+
+    def bias_and_variance(self) -> tuple[float, float]:
+        """The share of |E a|² that does not point along g; variance of one batch, in units of |E a|²."""
+        one, aa, ag, gg = self.products()
+        return float(1 - ag**2 / (aa * gg)), float(one / aa - 1)
+
+
+def others_mean(batch: Any) -> Floats:
+    """[N] mean return of the prompt's other rollouts at the same step, shrunk by three records to all of theirs."""
+
+    def sums(*keys: Any) -> tuple[Floats, Any]:
+        number = np.unique(np.stack(keys), axis=1, return_inverse=True)[1].reshape(-1)
+        return np.bincount(number, batch.returns)[number], np.bincount(number)[number]
+
+    total, records = sums(batch.group)
+    own, length = sums(batch.trajectory)
+    here, of_step = sums(batch.group, batch.step)
+    mean = (total - own) / np.maximum(records - length, 1)
+    found: Floats = (here - batch.returns + 3 * mean) / (of_step + 2)
+    return found
 
 
 @dataclass
@@ -188,8 +235,8 @@ def table() -> list[Estimator]:
 
     gae, kernel = bk.Config.gae, functools.partial(functools.partial, bk.Config.gae)
     rows = [
-        Estimator("exact V as baseline of whole returns", lambda b: b.returns - b.exact, SIZES),
-        Estimator("GAE over the exact V, λ 0.5", gae_of_exact),
+        Estimator("exact V as baseline of whole returns", lambda b: b.returns - b.exact, SIZES, reads_truth=True),
+        Estimator("GAE over the exact V, λ 0.5", gae_of_exact, reads_truth=True),
         Estimator("GRPO", ours(bk.Config.grpo()), SIZES),
         Estimator("GiGPO", ours(bk.Config.gigpo()), SIZES),
         Estimator("GiGPO" + STEP_ONLY, ours(bk.Config.gigpo(), step_only=True), SIZES),
@@ -258,21 +305,27 @@ def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -
 
     found = read(path)
     whole = batches(found)
-    first, second = (np.concatenate(halves) for halves in zip(*(b.halves for b in whole), strict=True))
-    half = float(Sums.make(first, second, np.concatenate([b.group for b in whole])).r())
+    first, second = (_measured(whole, halves) for halves in zip(*(b.halves for b in whole), strict=True))
+    group = _measured(whole, [b.group for b in whole])
+    half = float(Sums.make(first, second, group).r())
     trajectories = sum(len(np.unique(b.trajectory)) for b in whole)
     out = Found(
         found.meta, sum(map(len, whole)), sum(len(np.unique(b.group)) for b in whole), trajectories,
         sum(float(b.reward.sum()) for b in whole) / trajectories, 2 * half / (1 + half),
     )  # fmt: skip
-    if found.gradient is not None:
+    expected = found.meta.get("target") == "other rollouts"
+    if found.gradient is not None and not expected:
         half = float(Gradients.make(whole, *zip(*(b.halves for b in whole), strict=True)).cosine())
         out.gradient_reliability = 2 * half / (1 + half)
     for size in sizes:
         cut = [part for batch in whole for part in parts(batch, size)]
         if not cut:
             continue
-        truth, group = np.concatenate([b.truth for b in cut]), np.concatenate([b.group for b in cut])
+        truth, group = _measured(cut, [b.truth for b in cut]), _measured(cut, [b.group for b in cut])
+        beside = [b.truth for b in cut]
+        if expected:
+            own = whole[0].returns - others_mean(whole[0])
+            beside = [own[np.isin(whole[0].trajectory, b.trajectory)] for b in cut]
         for estimator in estimators:
             needs = estimator.needs
             if size not in estimator.sizes:
@@ -282,12 +335,18 @@ def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -
             begun = time.process_time()
             each = [checked(estimator, b) for b in cut]
             out.seconds[estimator.name, size] = time.process_time() - begun
-            out.sums[estimator.name, size] = Sums.make(np.concatenate(each), truth, group)
-            if found.gradient is not None:
-                out.gradients[estimator.name, size] = Gradients.make(cut, each, [b.truth for b in cut])
+            out.sums[estimator.name, size] = Sums.make(_measured(cut, each), truth, group)
+            if found.gradient is None or (expected and (estimator.reads_truth or len(cut) < 2)):
+                continue
+            out.gradients[estimator.name, size] = (Expected if expected else Gradients).make(cut, each, beside)
         for batch in whole:
             batch.cache.clear()
     return out
+
+
+def _measured(batches: Sequence[Any], columns: Sequence[Any]) -> Any:
+    """The batches' columns at the records that have a true advantage, one after another."""
+    return np.concatenate([column[b.measured] for b, column in zip(batches, columns, strict=True)])
 
 
 def checked(estimator: Estimator, batch: Any) -> Floats:
@@ -296,7 +355,7 @@ def checked(estimator: Estimator, batch: Any) -> Floats:
     except Exception as error:
         name, what = batch.meta["name"], f"{type(error).__name__}: {error}"
         raise RuntimeError(f"estimator {estimator.name!r} failed on {len(batch)} records of {name}, {what}") from error
-    if a.shape != (len(batch),) or not np.isfinite(a).all():
+    if a.shape != (len(batch),) or not np.isfinite(a[batch.measured] if estimator.reads_truth else a).all():
         raise ValueError(
             f"estimator {estimator.name!r} must give [N] = [{len(batch)}] finite numbers, got shape {a.shape}."
         )
@@ -475,12 +534,38 @@ def as_markdown(sets: list[Found], seconds: float, command: str, own: Sequence[s
     at_8 = [[name, *(shown(summary.over([found.name], name, 8)) for found in sets)] for name in order]
     at_8 = [row for row in at_8 if set(row[1:]) != {"–"}]
     parts += ["## Every set at 8 rollouts a prompt", report.grid(["estimator", *(found.name for found in sets)], at_8)]
-    return report.page("True advantages: how near each estimator comes", *parts, *gradient_table(summary))
+    return report.page(
+        "True advantages: how near each estimator comes", *parts, *gradient_table(summary), *expected_table(summary)
+    )
+
+
+def expected_table(summary: Summary) -> list[str | list[str]]:
+    """Cosine with the expected policy gradient, bias and variance for each G; nothing without sets that have one."""
+    parts: list[str | list[str]] = []
+    for found in summary.sets:
+        of = {key: gradients for key, gradients in found.gradients.items() if isinstance(gradients, Expected)}
+        texts = {key: "{:.2f}, {:.2f}, {:.1f}".format(x.cosine(), *x.bias_and_variance()) for key, x in of.items()}
+        standard, rows = summary.cosine(found, DEFAULT, 8), []
+        for name in dict.fromkeys(name for name, _ in of):
+            own, lead = summary.cosine(found, name, 8), "–"
+            if own and standard and name != DEFAULT:
+                lead = difference((own[0] - standard[0], own[1] - standard[1]))
+            rows.append([name, shown(own), lead, *(texts.get((name, size), "–") for size in SIZES)])
+        if rows:
+            parts += [
+                f"## Expected policy gradient, {found.name}",
+                "Cosine of a batch's Σ A ∇ log π(command) with its expectation under the true advantages, which other "
+                "rollouts of the same prompts estimate without bias; its difference to Config.gae() on the same ones; and "
+                "for each G: cosine, bias (the share of the mean's square that does not point along the expected gradient; "
+                "noise can take it below 0) and variance (of one batch, in squares of its mean).",
+                report.grid(["estimator", "G 8", f"less {DEFAULT}", *(f"G {size}" for size in SIZES)], rows),
+            ]
+    return parts
 
 
 def gradient_table(summary: Summary) -> list[str | list[str]]:
     """Cosines of policy gradients at 8 rollouts a prompt, by set; nothing where no set has gradients."""
-    sets = [found for found in summary.sets if found.gradients]
+    sets = [found for found in summary.sets if found.gradients and np.isfinite(found.gradient_reliability)]
     if not sets:
         return []
     rows = []
@@ -525,12 +610,14 @@ def as_json(sets: list[Found], seconds: float, command: str) -> dict[str, Any]:
             if (cosine := summary.cosine(found, name, size)) is not None:
                 low, high = interval(cosine[1])
                 row["gradient"] = {"cosine": round(cosine[0], 5), "low": round(low, 5), "high": round(high, 5)}
+                if isinstance(of := found.gradients[name, size], Expected):
+                    row["gradient"] |= dict(zip(("bias", "variance"), of.bias_and_variance(), strict=True))
             rows.append(row)
     about = [
         {k: v for k, v in found.meta.items() if k != "tasks"}
         | {"records": found.records, "groups": found.groups, "success": round(found.success, 4),
            "reliability": round(found.reliability, 4)}
-        | ({"gradient_reliability": round(found.gradient_reliability, 4)} if found.gradients else {})
+        | ({"gradient_reliability": round(known, 4)} if np.isfinite(known := found.gradient_reliability) else {})
         for found in sets
     ]  # fmt: skip
     return {"schema": 1, "command": command, "seconds": round(seconds, 1), "bootstrap": {"draws": DRAWS, "seed": SEED},

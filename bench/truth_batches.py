@@ -48,6 +48,11 @@ class Batch(TruthSet):
     def halves(self) -> tuple[Floats, Floats]:
         return self.half_a, self.half_b
 
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """Records that have a true advantage: all, or a sample."""
+        return np.isfinite(self.truth)
+
     def once(self, key: Any, make: Callable[[], T]) -> T:
         if key not in self.cache:
             self.cache[key] = make()

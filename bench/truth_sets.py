@@ -7,14 +7,16 @@
     step          [N] int16
     reward        [N] float32
     value_a       [N] float32  mean discounted return of the first half of the continuations from the record's state
-    value_b       [N] float32  the same of the second half
+    value_b       [N] float32  the same of the second half; both NaN where only a sample was measured, and is not in it
     observation   [N] int32    index into texts: what the policy saw last before it acted
     action        [N] int32    index into texts: the command that it gave
     texts         [bytes] uint8: JSON list of the distinct texts
-    hidden_<k>    [N, D] float16  hidden_states[k] at the position before the command; where the set has any
+    hidden_<k>    [N, D] float16  hidden_states[k] at the position before the command; where the set has any.  The lower
+                  ones may be NaN after a prompt's first rollouts
     gradient      [N, K] float16  numbers whose inner products stand for those of ∇ log π(command | record), up to a factor:
                   coordinates in the leading directions, which hold meta's gradient_share of the squared lengths, and random
-                  projections of the rest; 0 where batch < 0; where the set has any
+                  projections of the rest; 0 where batch < 0; where the set has any.  With meta's "target": "other
+                  rollouts", the policy gradient to compare with is the expected one, which the other rollouts estimate
 A batch < 0 has no truth (values 0): it is what the updates before saw, -1 the last one; where the set has any.
 """
 

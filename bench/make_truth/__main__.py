@@ -23,6 +23,7 @@ def main() -> None:
             "out/truth_along",
             "policies along a run of examples/textcraft; needs TRL; 20 minutes of one core",
         ),
+        ("smollm2", 32, "out/smollm2", "TextCraft or BabyAI with a pretrained language model; needs its weights"),
         ("alfworld", 64, "", "ALFWorld with a scripted searcher; needs textworld[pddl]"),
     ):
         commands[name] = command = sets.add_parser(name, help=what)
@@ -31,9 +32,10 @@ def main() -> None:
                                  help="of each state (default: %(default)s)")  # fmt: skip
         if out:
             command.add_argument("--out", type=Path, default=Path(out), help="of weights and sets (%(default)s)")
-        if name not in ("train", "along"):
+        if name not in ("train", "along", "smollm2"):
             command.add_argument("--again", action="store_true", help="rebuild existing sets")
             command.add_argument("--only", default="", help="only sets whose name contains this")
+    commands["smollm2"].add_argument("environment", choices=("textcraft", "babyai"))
     commands["along"].add_argument("run", type=Path, help="JSON of the finished run")
     commands["alfworld"].add_argument(
         "--games", type=Path, required=True, help="folder with the games, each a game.tw-pddl"
@@ -43,8 +45,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if "continuations" in arguments and (arguments.continuations < 2 or arguments.continuations % 2):
         parser.error("--continuations must be even and at least 2: the truth's reliability comes from its two halves.")
-    from . import alfworld, model, textcraft
+    from . import alfworld, language_model, model, textcraft
 
+    if arguments.set == "smollm2":
+        print(language_model.make(arguments.environment, arguments.out, arguments.continuations))
+        return None
     if arguments.set == "train":
         return model.train(arguments.out)
     if arguments.set == "along":

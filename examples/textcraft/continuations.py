@@ -115,7 +115,7 @@ class Rows:
         for number, layer in enumerate(decoder.layers):
             attention, normed = layer.self_attn, layer.input_layernorm(x)
             q, k, v = (
-                f(normed).view(len(x), -1, attention.head_dim).transpose(0, 1)  # [H, rows, D]
+                f(normed).view(len(x), -1, attention.head_dim).transpose(0, 1)  # [heads, rows, D]
                 for f in (attention.q_proj, attention.k_proj, attention.v_proj)
             )
             q, k = (y[0] for y in apply_rotary_pos_emb(q[None], k[None], cos, sin))
@@ -128,23 +128,25 @@ class Rows:
         return out
 
     def _attend(self, q: torch.Tensor, past: list[Any], keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """[H, rows, D]: softmax over the keys of the row's past and its own ones."""
+        """[heads, rows, D]: softmax over the keys of the row's past and its own ones; several heads may share keys."""
+        heads, rows_all, width = q.shape
+        q = q.view(len(keys), -1, rows_all, width).transpose(1, 2)  # [H, rows, heads with the same keys, D]
         counts = torch.bincount(self.of, minlength=len(past)).tolist()
         longest = max(k.shape[2] for (k, _), n in zip(past, counts, strict=True) if n)
-        scores = q.new_full((*q.shape[:2], longest + self.taken), -torch.inf)
-        scores[:, :, longest:] = (keys @ q[..., None])[..., 0]
+        scores = q.new_full((*q.shape[:3], longest + self.taken), -torch.inf)
+        scores[..., longest:] = (keys @ q.mT).mT
         parts, begin = [], 0
         for (k, v), n in zip(past, counts, strict=True):
             if n:
                 rows = slice(begin, begin + n)
-                torch.bmm(q[:, rows], k, out=scores[:, rows, : k.shape[2]])
+                scores[:, rows, :, : k.shape[2]] = (q[:, rows].flatten(1, 2) @ k).unflatten(1, (n, -1))
                 parts.append((rows, v))
                 begin += n
         chance = scores.softmax(-1)
-        out = (chance[:, :, None, longest:] @ values)[:, :, 0]
+        out = chance[..., longest:] @ values
         for rows, v in parts:
-            out[:, rows] += chance[:, rows, : v.shape[1]] @ v
-        return out
+            out[:, rows] += (chance[:, rows, :, : v.shape[1]].flatten(1, 2) @ v).unflatten(1, out[:, rows].shape[1:3])
+        return out.transpose(1, 2).reshape(heads, rows_all, width)
 
 
 def _roomy(x: torch.Tensor) -> torch.Tensor:
@@ -154,65 +156,92 @@ def _roomy(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+class Markup:
+    """Commands and observations as rollout.play() writes them."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.end: int = tokenizer(CLOSE).input_ids[-1]
+        self.read = cache(lambda observation: tokenizer(answer_text(observation)).input_ids)
+        self.spell = cache(lambda ids: tokenizer.decode(list(ids)).removeprefix(OPEN).removesuffix(CLOSE).strip())
+
+
 @dataclass
-class _Playing:
+class Continuation:
+    """One row: its environment, the commands that it has left, and what came after its past."""
+
     env: Any
     left: int
-    at: tuple[int, int]  # of its return in the result
-    steps: int = 0
-    written: list[int] = field(default_factory=list)  # the command in the making
+    ids: list[int] = field(default_factory=list)  # commands and observations
+    spans: list[tuple[int, int]] = field(default_factory=list)  # of each command in `ids`
+    commands: list[str] = field(default_factory=list)
+    observations: list[str] = field(default_factory=list)  # after each command
+    rewards: list[float] = field(default_factory=list)
+    written: int = 0  # tokens of the command in the making
     reading: deque[int] = field(default_factory=deque)  # of the observation, what is to be taken still
+
+    def discounted(self, gamma: float) -> float:
+        return sum(gamma**t * reward for t, reward in enumerate(self.rewards))
 
 
 @torch.inference_mode()
-def returns_from(
-    model: Any, tokenizer: Any, states: Sequence[State], *, copies: int, gamma: float, generator: torch.Generator
-) -> NDArray[np.float64]:
-    """[states, copies] discounted returns of independent continuations at temperature 1: γ^(n - 1) if command n solves the task.
+def continue_from(
+    model: Any, markup: Any, pasts: Sequence[Sequence[int]], played: Sequence[Continuation], *,
+    generator: torch.Generator, command_tokens: int = COMMAND_TOKENS,
+) -> None:  # fmt: skip
+    """Plays on at temperature 1: as many rows for each past, in the order of the pasts, each until it is over.
 
-    The rules are those of rollout.play(); the states stay as they are.
+    `markup` says which token ends a command, how its tokens spell and which tokens an observation adds.
     """
-    end = tokenizer(CLOSE).input_ids[-1]
-    read = cache(lambda observation: tokenizer(answer_text(observation)).input_ids)
-    spell = cache(lambda ids: tokenizer.decode(list(ids)).removeprefix(OPEN).removesuffix(CLOSE).strip())
-    out = np.zeros((len(states), copies))
-    slots: list[_Playing | None] = []
-    for number, state in enumerate(states):
-        for copy in range(copies):
-            env = type(state.env)(state.env.task, state.env.recipes)
-            env.inventory = dict(state.env.inventory)
-            slots.append(_Playing(env, state.left, (number, copy)))
-    rows = Rows(model, [state.ids for state in states], copies)
+    rows = Rows(model, pasts, len(played) // len(pasts))
+    slots: list[Continuation | None] = list(played)
     logits, writing = rows.first, list(range(len(slots)))
     while True:
-        cumulated = logits.softmax(-1).cumsum(1)
+        cumulated = logits.float().softmax(-1).cumsum(1)
         drawn = torch.rand(len(writing), 1, generator=generator)
         sampled = torch.searchsorted(cumulated, drawn).clamp(max=logits.shape[1] - 1)
         chosen = dict(zip(writing, sampled.squeeze(1).tolist(), strict=True))
         token = [0] * len(slots)
-        for slot, playing in enumerate(slots):
-            if playing is None:
+        for slot, row in enumerate(slots):
+            if row is None:
                 continue
-            if playing.reading:
-                token[slot] = playing.reading.popleft()
+            token[slot] = row.reading.popleft() if row.reading else chosen[slot]
+            row.ids.append(token[slot])
+            if slot not in chosen:
                 continue
-            token[slot] = chosen[slot]
-            playing.written.append(token[slot])
-            if token[slot] == end or len(playing.written) == COMMAND_TOKENS:
-                observation, _, done = playing.env.step(spell(tuple(playing.written)))
-                playing.steps += 1
-                if done:
-                    out[playing.at] = gamma ** (playing.steps - 1)
-                if done or playing.steps == playing.left:
+            row.written += 1
+            if token[slot] == markup.end or row.written == command_tokens:
+                row.spans.append((len(row.ids) - row.written, len(row.ids)))
+                row.commands.append(markup.spell(tuple(row.ids[-row.written :])))
+                observation, reward, done = row.env.step(row.commands[-1])
+                row.observations.append(observation)
+                row.rewards.append(reward)
+                row.written = 0
+                if done or len(row.commands) == row.left:
                     slots[slot] = None
                 else:
-                    playing.written.clear()
-                    playing.reading.extend(read(observation))
-        live = [slot for slot, playing in enumerate(slots) if playing is not None]
+                    row.reading.extend(markup.read(observation))
+        live = [slot for slot, row in enumerate(slots) if row is not None]
         if not live:
-            return out
+            return
         if len(live) <= len(slots) * (1 - SPARE):
             slots, token = [slots[slot] for slot in live], [token[slot] for slot in live]
             rows.keep(torch.tensor(live))
-        writing = [slot for slot, playing in enumerate(slots) if playing is not None and not playing.reading]
+        writing = [slot for slot, row in enumerate(slots) if row is not None and not row.reading]
         logits = rows.feed(torch.tensor(token), torch.tensor(writing, dtype=torch.int64))
+
+
+def returns_from(
+    model: Any, tokenizer: Any, states: Sequence[State], *, copies: int, gamma: float, generator: torch.Generator
+) -> NDArray[np.float64]:
+    """[states, copies] discounted returns of independent continuations at temperature 1, γ^(n - 1) if command n solves.
+
+    The rules are those of rollout.play(); the states stay as they are.
+    """
+    played = []
+    for state in states:
+        for _ in range(copies):
+            env = type(state.env)(state.env.task, state.env.recipes)
+            env.inventory = dict(state.env.inventory)
+            played.append(Continuation(env, state.left))
+    continue_from(model, Markup(tokenizer), [state.ids for state in states], played, generator=generator)
+    return np.array([row.discounted(gamma) for row in played]).reshape(len(states), copies)

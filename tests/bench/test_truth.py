@@ -129,6 +129,56 @@ def cosine(x, y):
     return x @ y / np.sqrt((x @ x) * (y @ y))
 
 
+def test_products_with_the_expected_gradient_have_no_rollout_on_both_sides(tmp_path):
+    """Each is a mean over pairs of different batches, but for one's own square; baselines know other rollouts only."""
+    (whole,) = truth_batches.batches(small_set(tmp_path / "coin_hold.npz", gradients=True))
+    rng, parts = np.random.default_rng(5), list(truth_batches.parts(whole, 1))
+    each, own = ([rng.normal(size=len(part)) for part in parts] for _ in range(2))
+    found = truth.Expected.make(parts, each, own)
+    draw = np.array([[0, 0, 3, 1]])
+    for products, groups in ((found.products(), range(4)), ([x[0] for x in found.products(draw)], draw[0])):
+        rows = [np.concatenate([np.flatnonzero(part.group == g) for g in groups]) for part in parts]
+        e, m = ([x[r] @ part.gradient[r] for x, r, part in zip(of, rows, parts, strict=True)] for of in (each, own))
+        pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+        wanted = [
+            np.mean([x @ x for x in e]),
+            *(np.mean([x[i] @ y[j] for i, j in pairs]) for x, y in ((e, e), (e, m), (m, m))),
+        ]
+        np.testing.assert_allclose(np.array(products), wanted, rtol=1e-9, atol=1e-12)
+    one, aa, ag, gg = map(float, found.products())
+    assert found.bias_and_variance() == pytest.approx((1 - ag**2 / (aa * gg), one / aa - 1))
+    assert float(found.cosine()) == pytest.approx(ag / np.sqrt(one * gg) if gg > 0 else 0.0)
+    before, own_rows = truth.others_mean(whole), whole.trajectory == 5
+    whole.returns = whole.returns + own_rows
+    changed = truth.others_mean(whole) - before
+    np.testing.assert_allclose(changed[own_rows], 0.0, atol=1e-12)
+    assert (changed[(whole.group == 1) & ~own_rows] > 0).all() and not changed[whole.group != 1].any()
+
+
+def test_a_sample_of_turns_is_judged_on_them_alone(tmp_path, capsys):
+    """What has no value counts for no correlation, and only rows that read the truth may leave it out."""
+    path = tmp_path / "coin_hold.npz"
+    found = small_set(path, gradients=True)
+    columns = (found.batch, found.group, found.trajectory, found.step, found.reward)
+    sampled = found.trajectory % 4 < 2
+    values = np.where(sampled, found.value_a, np.nan)
+    rows = list(zip(*columns, values, values, found.observation, found.action, strict=True))
+    truth_sets.write(path, found.meta | {"target": "other rollouts"}, rows, {3: found.hidden[3]}, found.gradient)
+    (batch,) = truth_batches.batches(truth_sets.read(path))
+    assert (batch.measured == sampled).all()
+    rows = [row for row in truth.table() if row.reads_truth or row.name == "GRPO"]
+    result = truth.measure(path, rows, [2, 4])
+    grpo = next(row for row in rows if row.name == "GRPO").call(next(truth_batches.parts(batch, 2)))
+    of = batch.truth[sampled]
+    assert float(result.sums["GRPO", 2].r()) == pytest.approx(np.corrcoef(grpo, of)[0, 1], abs=1e-9)
+    assert result.gradients.keys() == {("GRPO", 2)}  # of four rollouts there is one batch, and no other
+    assert ("exact V as baseline of whole returns", 4) in result.sums and result.reliability == pytest.approx(1)
+    with pytest.raises(ValueError, match="finite"):
+        truth.checked(truth.Estimator("mine", lambda b: b.returns - b.exact), batch)
+    assert truth.main(["--folder", str(tmp_path), "--only", "GRPO", "--processes", "1", "--rollouts", "2"]) == 0
+    assert "## Expected policy gradient, coin_hold" in capsys.readouterr().out
+
+
 def test_cosines_from_gradients_by_group_are_those_of_the_whole_sums(tmp_path):
     (batch,) = truth_batches.batches(small_set(tmp_path / "coin_hold.npz", gradients=True))
     rng = np.random.default_rng(5)

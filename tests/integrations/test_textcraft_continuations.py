@@ -1,15 +1,23 @@
-"""Continuations for the truth of a model's states: the fast way is the model's own forward, and plays as the example does."""
+"""Truth sets whose policy is a model: forwards and gradients are its own, and an interrupted set goes on."""
 
+import importlib.util
 import random
 
+import babyai_chat
+import language_model
 import numpy as np
 import pytest
+import textcraft_chat
 import torch
-from continuations import Rows, returns_from, states_of, true_advantages
+from continuations import Continuation, Rows, continue_from, returns_from, states_of, true_advantages
 from environment import TextCraft
 from model import load
 from rollout import play
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from bench import truth, truth_batches, truth_sets
+from bench.make_truth import language_model as maker
 from bench.make_truth.model import DIRECTIONS, SKETCH, _coordinates, _gradients, split
 from bench.make_truth.textcraft import POLICY
 
@@ -26,9 +34,158 @@ def tasks(policy):
     return split(policy[1])[0][:10]
 
 
-def test_logits_are_those_of_plain_forwards(policy):
+needs_minigrid = pytest.mark.skipif(
+    importlib.util.find_spec("minigrid") is None, reason="minigrid is not installed: pip install minigrid==3.2.0"
+)
+TEMPLATE = (
+    "{% for m in messages %}{% if loop.first %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory):
+    """The folder of a random Llama, whose query heads share keys, and a tokenizer with a chat template."""
+    folder = tmp_path_factory.mktemp("smollm2") / "base"
+    letters = Tokenizer(models.BPE())
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters.decoder = decoders.ByteLevel()
+    special = ["<|im_start|>", "<|im_end|>"]
+    texts = [textcraft_chat.RULES, babyai_chat.RULES, textcraft_chat.task("lessons", 0).text]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    letters.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token=special[0], chat_template=TEMPLATE)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=24, intermediate_size=48, num_hidden_layers=6, num_attention_heads=6,
+        num_key_value_heads=2, tie_word_embeddings=True, initializer_range=0.2, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Sets and lessons of a few seconds."""
+    for name, value in {"PROMPTS": 2, "ROLLOUTS": 4, "SAMPLED": 1, "DEEP": 2, "WIDTH": 101}.items():
+        monkeypatch.setattr(maker, name, value)
+    for world in (textcraft_chat, babyai_chat):
+        monkeypatch.setattr(world, "HORIZON", 3)
+    for name, value in {
+        "TAUGHT": 3,
+        "BATCH": 2,
+        "RATE": 0.01,
+        "UPDATES": 10,
+        "EVERY": 10,
+        "CHECK": 2,
+        "COMMAND_TOKENS": 4,
+    }.items():
+        monkeypatch.setattr(language_model, name, value)
+
+
+@pytest.mark.parametrize("world", [textcraft_chat, pytest.param(babyai_chat, marks=needs_minigrid)])
+def test_a_lesson_is_the_templates_conversation_and_solves_its_task(language, world):
+    _, tokenizer = language_model.load(language)
+    chat = language_model.Chat(tokenizer)
+    for number in range(3):
+        task = world.task("lessons", number)
+        ids, places = language_model.lesson(world, chat, task)
+        env = world.make(task)
+        turns = [{"role": "user", "content": world.RULES + env.opening}]
+        for command in world.expert(task):
+            turns.append({"role": "assistant", "content": command})
+            turns.append({"role": "user", "content": env.step(command)[0]})
+        assert env.done and len(turns) // 2 <= world.HORIZON
+        assert tokenizer.decode(ids) + "\n" == tokenizer.apply_chat_template(turns[:-1], tokenize=False)
+        spoken = [[]]
+        for at in places:
+            spoken[-1].append(ids[at])
+            if ids[at] == chat.end:
+                spoken.append([])
+        assert [chat.spell(tuple(part)) for part in spoken[:-1]] == world.expert(task) and not spoken[-1]
+        assert world.task("truth", number) != task != world.task("check", number)
+
+
+def test_interrupted_lessons_end_with_the_same_weights(language, small, tmp_path, monkeypatch):
+    """Five updates, then five more from the checkpoint, are ten; only the upper blocks change."""
+    found = []
+    for pauses in ([10], [5, 10]):
+        folder = tmp_path / str(len(pauses))
+        folder.mkdir()
+        for updates in pauses:
+            monkeypatch.setattr(language_model, "UPDATES", updates)
+            model, tokenizer = language_model.load(language)
+            before = {name: weight.clone() for name, weight in model.named_parameters()}
+            state = language_model.teach(textcraft_chat, model, language_model.Chat(tokenizer), folder)
+        assert state["updates"] == 10 and state["solved"].keys() >= {"10"} and state["losses"][-1] < state["losses"][0]
+        found.append(dict(model.named_parameters()))
+    for name, weight in found[0].items():
+        assert torch.equal(weight, found[1][name]), name
+        assert torch.equal(weight, before[name]) == (not any(f"layers.{k}." in name for k in (3, 4, 5))), name
+
+
+@pytest.mark.parametrize("world", ["textcraft", pytest.param("babyai", marks=needs_minigrid)])
+def test_a_set_goes_on_where_it_was_interrupted(language, small, tmp_path, monkeypatch, world):
+    """The second run keeps lessons and prompts of the first; the set is what its page promises, and can be measured."""
+    out, measure, numbers = tmp_path / "out", maker.measure, []
+    out.mkdir()
+    (out / "base").symlink_to(language)
+
+    def interrupted(*arguments):
+        numbers.append(arguments[3])
+        if numbers == [0, 1]:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(maker, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        maker.make(world, out, 4)
+    first = (out / world / "lessons.pt").stat().st_mtime_ns
+    path = maker.make(world, out, 4)
+    assert numbers == [0, 1, 1] and (out / world / "lessons.pt").stat().st_mtime_ns == first
+    found = truth_sets.read(path)
+    (batch,) = truth_batches.batches(found)
+    rank = found.trajectory % 4
+    assert sorted(set(found.group)) == [0, 1] and len(set(found.trajectory)) == 8
+    assert (np.isfinite(found.value_a) == (rank < 1)).all() and (batch.measured == (rank < 1)).all()
+    assert sorted(found.hidden) == [2, 4, 5] and np.isfinite(found.hidden[5]).all()
+    assert (np.isfinite(found.hidden[2]).all(axis=1) == (rank < 2)).all()
+    assert found.gradient.any(axis=1).all()
+    result = truth.measure(path, [row for row in truth.table() if row.name in truth.BASELINES], [2])
+    assert all(np.isfinite(of.cosine()) for of in result.gradients.values()) and len(result.gradients) == len(
+        truth.BASELINES
+    )
+
+
+def test_sketches_of_enough_numbers_keep_inner_products_exactly(language):
+    """As many sums as weights: each is one weight, up to its sign."""
+    model, tokenizer = language_model.load(language)
+    chat, world = language_model.Chat(tokenizer), textcraft_chat
+    weights = language_model.upper(model, 2)
+    signs = torch.randint(0, 2, (1, sum(weight.numel() for weight in weights) + 3), dtype=torch.int8) * 2 - 1
+    prompt, row = chat.prompt("Goal"), Continuation(world.make(world.task("truth", 0)), 3)
+    continue_from(model, chat, [prompt], [row], generator=torch.Generator().manual_seed(0), command_tokens=4)
+    states, found = language_model.states_and_sketches(model, weights, signs, prompt, row)
+    assert states.shape == (3, 3, 24) and len(row.commands) == 3
+    ids = [*prompt, *row.ids]
+    wanted = []
+    for begin, end in row.spans:
+        logp = model(torch.tensor([ids[: len(prompt) + end]])).logits[0].log_softmax(-1)
+        total = sum(logp[len(prompt) + at - 1, row.ids[at]] for at in range(begin, end))
+        wanted.append(torch.cat([part.flatten() for part in torch.autograd.grad(total, weights)]))
+    wanted = torch.stack(wanted)
+    products = (wanted @ wanted.T).numpy()
+    np.testing.assert_allclose(found @ found.T, products, rtol=0, atol=1e-4 * products.max())
+
+
+@pytest.mark.parametrize("heads", ["one each", "shared"])
+def test_logits_are_those_of_plain_forwards(policy, language, heads):
     """Pasts of unequal lengths, one of whose rows end early, beyond one growth of the own keys; in float64 within 1e-9."""
-    model, rng = policy[0].double(), random.Random(0)
+    model, rng = (policy if heads == "one each" else language_model.load(language))[0].double(), random.Random(0)
     vocabulary = model.config.vocab_size
     pasts = [[rng.randrange(vocabulary) for _ in range(n)] for n in (7, 30, 19)]
     with torch.inference_mode():
@@ -48,7 +205,7 @@ def test_logits_are_those_of_plain_forwards(policy):
                 for row, found in zip(wanted.tolist(), logits, strict=True):
                     plain = model(input_ids=torch.tensor([written[row]])).logits[0, -1]
                     assert (plain - found).abs().max() < 1e-9, (step, row)
-    policy[0].float()
+    model.float()
 
 
 def test_a_policy_that_never_doubts_goes_on_as_its_episode_went_on(policy, tasks):
