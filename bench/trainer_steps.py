@@ -200,9 +200,8 @@ def measure(way: str, size: Size, pairs: int) -> Row:
             turnstile.leave()
 
     def trainer_of(who: int, folder: str) -> Any:
-        own = {k: v for k, v in options.items() if who or not k.startswith("bipace")} | (
-            {"bipace_layer": -4} if who else {}
-        )
+        own = {"bipace_method": "bipace", "bipace_layer": -4, **options}
+        own = {name: value for name, value in own.items() if who or not name.startswith("bipace")}
         args = (adapter.BiPACEGRPOConfig if who else trl.GRPOConfig)(
             output_dir=folder, per_device_train_batch_size=rows // accumulated, num_generations=size.rollouts,
             bf16=False,

@@ -110,7 +110,8 @@ def trl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
         "completion_ids": data["responses"],
         "completion_mask": torch.ones_like(data["mask"]), "tool_mask": data["mask"],
     }  # fmt: skip
-    states, rewards, inputs = adapter.States(adapter.Settings(), "bipace_"), data["reward"][:, None], [{}] * batch.rows
+    states = adapter.States(adapter.Settings(method="bipace"), "bipace_")
+    rewards, inputs = data["reward"][:, None], [{}] * batch.rows
 
     def own(_: Any) -> Tensor:
         total = rewards.nansum(1)

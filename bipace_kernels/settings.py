@@ -50,7 +50,8 @@ class Setting:
     accepts: Accepts  # a range of numbers, words, the least int, bool, or a form
     symbol: str = "NAME"  # stands for its value in help texts
     also: tuple[str, ...] = ()  # words that are accepted beside numbers
-    read_by: tuple[Mapping[str, tuple[str, ...]], ...] = ()  # alternatives {field of Config: words}; empty: always read
+    # alternatives {field of Config: words, or above 0}; empty: always read
+    read_by: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     off: bool = False  # None turns it off, as 0 does where None means that nothing was given
     trainer: Any = None  # its default in trainers; None: the preset's value; ABSENT: they do not have it
 
@@ -89,7 +90,9 @@ class Setting:
 
         def word_of(name: str) -> str:
             value = getattr(config, name)
-            return value if isinstance(value, str) else "function"
+            if callable(value):
+                return "function"
+            return value if isinstance(value, str) else "above 0" if value > 0 else "0"
 
         return not self.read_by or any(
             all(word_of(name) in words for name, words in one.items()) for one in self.read_by
@@ -149,7 +152,8 @@ _HGPO, _GAE = (({"estimator": (name,)},) for name in ("hgpo", "gae"))
 _CLUSTER, _KERNEL = (({"estimator": ("gae",), "value": (name,)},) for name in ("cluster", "kernel"))
 _OF_STATES = ({"estimator": ("gae",), "value": ("kernel", "function")},)  # also of a function's averages over actions
 _SHARED = ({**_OF_STATES[0], "share": ("batch", "memory")},)
-_DIVIDED = ({"episode_norm": ("std",)}, {"step_norm": ("std",)})
+_EPISODE = ({"episode_weight": ("above 0",)},)
+_DIVIDED = ({"episode_norm": ("std",), **_EPISODE[0]}, {"step_norm": ("std",)})
 
 
 @dataclass(frozen=True)
@@ -180,11 +184,13 @@ class Fields:
         "divisor of A_S: σ + δ (std, of mean and hgpo), or its root mean square (batch, group, of gae)",
         STEP_NORMS,
     )
-    episode_norm: str = setting("std", "divisor of A_ep: its σ + δ, or none", ("std", "none"))
+    episode_norm: str = setting("std", "divisor of A_ep: its σ + δ, or none", ("std", "none"), read_by=_EPISODE)
     episode_scope: str = setting(
-        "trajectory", "population of A_ep's μ and σ: trajectories, or steps as in verl-agent", ("trajectory", "step")
+        "trajectory", "A_ep's μ and σ are over trajectories, or steps", ("trajectory", "step"), read_by=_EPISODE
     )
-    lone_trajectory: str = setting("zero", "A_ep of a population of one: 0, or the raw return", ("zero", "raw"))
+    lone_trajectory: str = setting(
+        "zero", "A_ep of a lone rollout: 0, or its return", ("zero", "raw"), read_by=_EPISODE
+    )
     delta: float = setting(1e-6, "δ, added to every σ", DELTA, "δ", read_by=_DIVIDED, trainer=ABSENT)
     length_weight_alpha: float = setting(
         1.0, "exponent α of HGPO's weights of depths", NOT_NEGATIVE, "α", read_by=_HGPO

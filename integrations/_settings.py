@@ -40,13 +40,14 @@ METHOD = Range(
     str,
 )
 FOLDER = Range("the path of a folder", lambda value: isinstance(value, str) and value != "", str)
+OF_COSINE = ({"partition": ("cosine",)},)
 
 
 @dataclass(frozen=True)
 class OwnFields:
     """What trainers have beside the fields of `Config`, or in another form."""
 
-    method: str = setting("bipace", "preset of bk.Config; grpo keeps the trainer's own advantages", METHOD)
+    method: str = setting("gae", "preset of bk.Config; grpo keeps the trainer's own advantages", METHOD)
     estimator: str = setting("q_style", "step term of method bipace", ("q_style", "diff_peer"))
     epsilon: float | str | None = setting(
         None,
@@ -55,9 +56,9 @@ class OwnFields:
         EPSILON,
         "ε",
         also=("auto", "follow"),
-        read_by=({"partition": ("cosine",)},),
+        read_by=OF_COSINE,
     )
-    ngram_epsilon: float = setting(EMBEDDERS["ngram"].epsilon, "radius ε for n-grams", EPSILON, "ε")
+    ngram_epsilon: float = setting(EMBEDDERS["ngram"].epsilon, "radius ε for n-grams", EPSILON, "ε", read_by=OF_COSINE)
     embedder: str = setting(
         "auto", "states; auto: hidden states, or n-grams with one warning where no forward gives any", EMBEDDER
     )
@@ -118,15 +119,16 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
     """One field for each key of a trainer's configuration, listed in docs/settings.md; ValueError names the key.
 
     They are those of bipace_kernels.Config, where None keeps the preset's value, and those of `OwnFields`.  A setting
-    that the method does not read is an error, except for the embedder, action keys and `estimator`.  With a method of
-    your own, a setting at its default keeps the value of your Config, except `duplicates` and `on_invalid`.
+    that the method does not read is an error, except for the embedder and action keys.  With a method of your own, a
+    setting at its default keeps the value of your Config, except `duplicates` and `on_invalid`.
     """
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.gigpo_mode is not None and "mode" not in self._parameters:
-            text = "{} has no effect in method {}; leave it out, or set method to gigpo."
-            raise InputError(text, Named("gigpo_mode"), self.method)
+        for name, argument, method in (("gigpo_mode", "mode", "gigpo"), ("estimator", "estimator", "bipace")):
+            if getattr(self, name) != getattr(OwnFields, name) and argument not in self._parameters:
+                text = "{} has no effect in method {}; leave it out, or set method to {}."
+                raise InputError(text, Named(name), self.method, method)
         self.config(self.ngram_epsilon)
         config = self.config(None if isinstance(self.epsilon, str) else self.epsilon)
         rows = settings_of(self)
@@ -139,7 +141,9 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
 
     def _cure(self, row: Setting, config: Config) -> str:
         """The settings with which one of this row has an effect."""
-        method = next((preset for preset, make in PRESETS.items() if row.has_effect(make())), None)
+        if "episode_weight" in row.cure:
+            return "episode_weight above 0"
+        method = next((name for name in ("gae", "bipace", *PRESETS) if row.has_effect(PRESETS[name]())), None)
         if method not in (None, self.method):
             return f"method to {method}"
         cure = {"method" if key == "preset" else key: word for key, word in row.cure.items()}

@@ -57,9 +57,10 @@ def settings_of(algorithm: Any) -> Settings:
     given = {key: value for key, value in own.items() if key != "cluster_on" and value is not None}
     if algorithm.get("gamma", 1.0) != 1.0:
         given.setdefault("gamma", algorithm.gamma)
-    if (preset := PRESETS.get(given.get("method", "bipace"))) is not None and not preset().has_epsilon:
+    method = given.get("method")
+    if method in PRESETS and not PRESETS[method]().has_epsilon:
         given.pop("epsilon", None)  # the paper's recipes set it, and another method may follow one (docs/verl.md)
-    if given.get("method") == "gae" and algorithm.get("lam", 1.0) != 1.0:
+    if (method or Settings.method) == "gae" and algorithm.get("lam", 1.0) != 1.0:
         given.setdefault("gae_lambda", algorithm.lam)
     return Settings.of(given, WHERE)
 
@@ -89,7 +90,7 @@ class Bipace:
         if place == "workers" and self.settings.config().value_row is not None:
             raise ValueError(
                 f"{WHERE}cluster_on=workers makes clusters, but method={self.settings.method} computes its value on "
-                "the driver: set cluster_on=driver."
+                "the driver: set cluster_on=driver, or method to bipace."
             )
         if place == "workers" and self.settings.epsilon == "follow":
             raise ValueError(

@@ -25,8 +25,10 @@ def readers(row: Setting) -> str:
     """The configurations that read it."""
 
     def text(name: str, words: Sequence[str]) -> str:
+        if "function" not in words:
+            return f"{name} {' or '.join(words)}"
         others = [word for word in settings_of(bk.Config)[name].accepts if word not in words]
-        return f"{name} {' or '.join(words)}" if "function" not in words else f"every {name} but {' and '.join(others)}"
+        return f"every {name} but {' and '.join(others)}"
 
     return "; or ".join(", ".join(text(*item) for item in one.items()) for one in row.read_by)
 

@@ -105,7 +105,7 @@ def make_trainer(folder: Any, cls: Any = Keeping, model: Any = None, reward_func
     settings: dict[str, Any] = {
         "per_device_train_batch_size": 8, "max_steps": 2, "max_completion_length": 8,
         "report_to": [], "use_cpu": True, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True,
-        "learning_rate": 1e-3, "bf16": False, "num_generations": 4,
+        "learning_rate": 1e-3, "bf16": False, "num_generations": 4, "bipace_method": "bipace",
     }  # fmt: skip
     args = BiPACEGRPOConfig(output_dir=str(folder), **{**settings, **options})
     model = make_model() if model is None else model

@@ -29,11 +29,11 @@ def default():
 
 
 def run_of(changes=(), **settings):
-    """verl's configuration of a run with these settings of BiPACE, and changes as (key, value)."""
+    """verl's configuration of a run with these settings, of method bipace without one, and changes as (key, value)."""
     cfg = copy.deepcopy(default())
     cfg.algorithm.adv_estimator, cfg.actor_rollout_ref.rollout.n = "bipace", 2
     with open_dict(cfg):
-        cfg.algorithm.bipace = settings
+        cfg.algorithm.bipace = {"method": "bipace", **settings}
         for key, value in changes:
             OmegaConf.update(cfg, key, value)
     return cfg

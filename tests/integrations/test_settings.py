@@ -26,7 +26,8 @@ from bipace_kernels.integrations.verl_agent.settings import Settings as Agents, 
 assert bk.__file__.startswith(sys.argv[1]), bk.__file__
 assert bk.Config.gae(luck_noise=0.5).luck_noise == 0.5 and "luck_noise" in bk.Config.__doc__
 assert "luck_noise" in inspect.signature(bk.Config).parameters
-for make in (lambda: bk.Config(luck_noise=-1), lambda: Settings(method="gae", luck_noise=-1), lambda: Settings(luck_noise=1)):
+wrong = {"method": "bipace", "luck_noise": 1}
+for make in (lambda: bk.Config(luck_noise=-1), lambda: Settings(luck_noise=-1), lambda: Settings.of(wrong)):
     try:
         make()
     except ValueError as error:

@@ -219,8 +219,11 @@ def test_functions_give_way_and_come_back():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"gigpo_mode": "mean_norm"}, "gigpo_mode has no effect in method bipace; leave it out, or set method to gigpo"),
-        ({"history_length": 7}, "history_length has no effect with these settings of method bipace; leave it out, or set"),
+        ({"gigpo_mode": "mean_norm"}, "gigpo_mode has no effect in method gae; leave it out, or set method to gigpo"),
+        ({"estimator": "diff_peer"}, "estimator has no effect in method gae; leave it out, or set method to bipace"),
+        ({"ngram_epsilon": 0.3}, "ngram_epsilon has no effect with these settings of method gae; leave it out, or set"),
+        ({"episode_norm": "none"}, "of method gae; leave it out, or set episode_weight above 0."),
+        ({"history_length": 7}, "history_length has no effect with these settings of method gae; leave it out, or set"),
         ({"method": "gigpo", "base_group": True}, "base_group has no effect"),
         ({"epsilon": "wide"}, "epsilon must be a number 0 or in [1e-4, 1], 'auto' or 'follow', got 'wide'"),
         ({"epsilon": True}, "epsilon must be a number 0 or in [1e-4, 1], 'auto' or 'follow', got True"),
@@ -230,7 +233,7 @@ def test_functions_give_way_and_come_back():
         ({"gamma": "high"}, "gamma must be a number in [0, 1], got 'high'"),
         ({"ngram_epsilon": [0.2]}, "ngram_epsilon must be a number"),
         ({"step_weight": True}, "step_weight must be a number finite and at least 0, got True"),
-        ({"value": "kernel"}, "or set method to gae."),
+        ({"method": "bipace", "value": "kernel"}, "or set method to gae."),
         ({"method": "bigpo", "shrinkage": 1.0}, "or set method to gae and value to cluster"),
         ({"method": "gae", "value": "critic"}, "value must be one of group, cluster, kernel, got 'critic'"),
         ({"method": "gae", "share": "world"}, "share must be one of group, batch, memory, got 'world'"),
@@ -244,7 +247,7 @@ def test_functions_give_way_and_come_back():
         ({"method": "gae", "kernel_time": False}, "kernel_time must be a number"),
         ({"method": "gae", "kernel_noise": 0.0}, "kernel_noise must be a number"),
         ({"method": "gae", "step_norm": "std"}, "step_norm='std' goes with estimator"),
-        ({"step_norm": "batch"}, "step_norm='batch' goes with estimator 'gae', got estimator='q_style'"),
+        ({"method": "bipace", "step_norm": "batch"}, "step_norm='batch' goes with estimator 'gae', got estimator='q_style'"),
         ({"episode_weight": -1.0}, "episode_weight must be a number"),
         ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight has no effect"),
         ({"method": "grpo", "step_weight": 0.5}, "step_weight has no effect"),
@@ -302,7 +305,8 @@ def test_settings_of_gae_are_those_of_its_configuration():
     found = Settings.of({"method": "gae", "kernel_time": 0, "action_noise": 0, **changed}).config()
     assert found == bk.Config.gae(kernel_time=None, action_noise=None, **changed, **own)
     assert Settings.of({"method": "gae", "action_noise": 0.5}).config().action_noise == 0.5
-    assert Settings.of({"episode_weight": 0}).config() == bk.Config.bipace(episode_weight=0, **own)
+    assert Settings() == Settings(method="gae") and Settings(method="bipace").config().estimator != "gae"
+    assert Settings.of({"method": "bipace", "episode_weight": 0}).config() == bk.Config.bipace(episode_weight=0, **own)
     states = States(Settings.of({"method": "gae"}))
     states.load_state_dict({"epsilon": 0.1, "embedder": "auto", "layer": -8})
     hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
@@ -504,7 +508,8 @@ def test_a_reward_beyond_those_of_steps_is_added_once_at_the_last_step_of_its_ro
         records = rows.fitted(states).records(states, Slow(), scores)
     more = 4.0 if beyond == "last" else 0.0
     assert records["rewards"].tolist()[:8] == [0.25, 0.5, 0.0, 0.5 + more, 0.0, 0.5 + more, 1.0, 1.0]
-    assert not States(Settings()).beyond(torch.tensor([3.0]), torch.tensor([1.0])).any()  # its A_ep has R(τ)
+    published = States(Settings(method="bipace"))  # its A_ep has R(τ)
+    assert not published.beyond(torch.tensor([3.0]), torch.tensor([1.0])).any()
 
 
 @pytest.mark.parametrize("share", ["batch", "memory", "group"])

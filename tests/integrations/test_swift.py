@@ -175,11 +175,11 @@ def by_hand(batches, config, first_n=False):
 @pytest.mark.parametrize(
     ("settings", "config", "options"),
     [
-        ({}, bk.Config.bipace(epsilon=0.1), {}),
+        ({"method": "bipace"}, bk.Config.bipace(epsilon=0.1), {}),
         ({"method": "bigpo", "epsilon": 0.02, "gamma": 0.9}, bk.Config.bigpo(epsilon=0.02, gamma=0.9), {"scale_rewards": "none"}),
         ({"method": "gigpo", "gigpo_mode": "mean_norm"}, bk.Config.gigpo("mean_norm"), {}),
-        ({"method": "gae", "gae_lambda": 0.5}, bk.Config.gae(gae_lambda=0.5), {"beta": 0.04, "tuner_type": "lora"}),
-        ({}, bk.Config.bipace(epsilon=0.1), {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
+        ({"gae_lambda": 0.7}, bk.Config.gae(gae_lambda=0.7), {"beta": 0.04, "tuner_type": "lora"}),
+        ({"method": "bipace"}, bk.Config.bipace(epsilon=0.1), {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
     ],
 )  # fmt: skip
 def test_advantages_are_the_estimator_s(train, settings, config, options):
@@ -202,7 +202,7 @@ def test_the_plugin_of_the_page_trains(train):
     (plugin,) = [block.code for block in doc_blocks.blocks("docs/swift.md", "python") if not block.fragment]
     trainer, batches = train(plugin_text=plugin)
     settings = trainer._bipace.settings
-    assert (settings.method, settings.layer, settings.gamma) == ("bipace", -8, 0.95)
+    assert (settings.method, settings.layer, settings.gamma) == ("gae", -8, 0.95)
     assert batches[0][2].advantages.any()
 
 
@@ -223,7 +223,7 @@ def test_the_steps_of_a_run_are_recorded(train, tmp_path):
 def test_without_a_scheduler_a_completion_is_one_turn(train):
     """And one whose reward functions all give None takes part in nothing."""
     config = bk.Config.bipace(epsilon=0.1, on_invalid="singleton", duplicates="once")
-    trainer, batches = train(options={"reward_funcs": "sometimes"}, action_key_mode="first_n")
+    trainer, batches = train(options={"reward_funcs": "sometimes"}, method="bipace", action_key_mode="first_n")
     assert batches[0][3].isnan().tolist() == [True] + [False] * 7
     assert torch.equal(batches[0][2].advantages, by_hand(batches, config, first_n=True)[0])
     assert trainer.state.log_history[0]["bipace/invalid_row_fraction"] > 0
@@ -262,7 +262,7 @@ def test_rows_that_fit_no_turns_are_set_aside(train, monkeypatch):
     ("settings", "options", "match"),
     [
         ({"epsilom": 1}, {}, "epsilom is not a setting of BiPACE; the settings are method"),
-        ({}, {"scale_rewards": "batch"}, "scale_rewards='batch' has no counterpart .* set BiPACE's episode_norm"),
+        ({"method": "bipace"}, {"scale_rewards": "batch"}, "no counterpart .* set BiPACE's episode_norm"),
         ({}, {"advantage_estimator": "rloo", "scale_rewards": "none"}, "advantage_estimator=rloo is another one"),
         ({}, {"loss_type": "real"}, "loss_type=real takes one advantage for each row"),
         ({"layer": -30}, {}, "BiPACE's layer"),
@@ -274,10 +274,10 @@ def test_what_does_not_go_together(train, settings, options, match):
 
 
 def test_an_epsilon_that_was_chosen_is_in_the_checkpoint(train, tmp_path):
-    trainer, _ = train(epsilon="auto", options={**GYM, "save_strategy": "steps", "save_steps": 1})
+    trainer, _ = train(method="bigpo", epsilon="auto", options={**GYM, "save_strategy": "steps", "save_steps": 1})
     (file,) = (tmp_path / "out").glob("*/checkpoint-1/bipace_state.json")
     assert f'"epsilon": {trainer._bipace.epsilon}' in file.read_text()
     resumed = {**GYM, "resume_from_checkpoint": file.parent, "max_steps": 2, "save_strategy": "no"}
-    again, _ = train(epsilon="auto", options=resumed)
+    again, _ = train(method="bigpo", epsilon="auto", options=resumed)
     assert again._bipace.epsilon == trainer._bipace.epsilon
     assert again.state.global_step == 2

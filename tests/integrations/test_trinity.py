@@ -145,7 +145,7 @@ def test_the_yaml_of_the_page_runs(pipeline):
     """docs/trinity.md"""
     (block,) = doc_blocks.blocks("docs/trinity.md", "yaml")
     ours, page = experiences(), experiences()
-    BiPACEAdvantage(TOKENIZER, method="bipace", gamma=0.95)(ours)
+    BiPACEAdvantage(TOKENIZER, gamma=0.95)(ours)  # gae, as on the page
     made = pipeline(block.code)
     run(made, page)
     assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(ours, made.output.exps, strict=True))

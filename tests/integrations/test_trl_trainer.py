@@ -452,18 +452,20 @@ def test_a_command_line_and_a_yaml_file(tmp_path):
     words = "--bipace_method bigpo --bipace_epsilon auto --bipace_layer -12 --bipace_step_norm std"
     (args,) = parser.parse_args_into_dataclasses([*line, *words.split()])
     assert args.settings == Settings(method="bigpo", epsilon="auto", layer=-12, step_norm="std")
-    (args,) = parser.parse_args_into_dataclasses([*line, "--bipace_epsilon", "0.2", "--bipace_layer", "block 3"])
-    assert args.settings == Settings(epsilon=0.2, layer="block 3")
+    (args,) = parser.parse_args_into_dataclasses(
+        [*line, "--bipace_method", "bigpo", "--bipace_epsilon", "0.2", "--bipace_layer", "block 3"]
+    )
+    assert args.settings == Settings(method="bigpo", epsilon=0.2, layer="block 3")
     (args,) = parser.parse_args_into_dataclasses(line)
-    assert args.settings == Settings()
+    assert args.settings == Settings() == Settings(method="gae")
     words = "--bipace_method gae --bipace_value kernel --bipace_kernel_time 0 --bipace_gae_lambda 0.9 --bipace_step_norm group"
     (args,) = parser.parse_args_into_dataclasses([*line, *words.split()])
     assert args.settings == Settings(method="gae", value="kernel", kernel_time=0.0, gae_lambda=0.9, step_norm="group")
     file = tmp_path / "run.yaml"
-    ours = {"bipace_epsilon": 0.15, "bipace_layer": -1, "scale_rewards": "none"}
+    ours = {"bipace_method": "bipace", "bipace_epsilon": 0.15, "bipace_layer": -1, "scale_rewards": "none"}
     file.write_text(json.dumps({"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, **ours}))
     (args,) = parser.parse_yaml_file(str(file))
-    assert args.settings == Settings(epsilon=0.15, layer=-1, episode_norm="none")
+    assert args.settings == Settings(method="bipace", epsilon=0.15, layer=-1, episode_norm="none")
     assert args.to_dict()["bipace_epsilon"] == 0.15
 
 
@@ -476,9 +478,9 @@ def config(**options):
     [
         ({"bipace_method": "ppo"}, "bipace_method must be one of grpo, gigpo"),
         ({"bipace_epsilon": "wide"}, r"bipace_epsilon must be a number 0 or .*, 'auto' or 'follow', got 'wide'"),
-        ({"scale_rewards": "batch"}, "scale_rewards='batch' has no counterpart"),
+        ({"scale_rewards": "batch", "bipace_method": "bipace"}, "scale_rewards='batch' has no counterpart"),
         ({"scale_rewards": "batch", "bipace_method": "gae", "bipace_episode_weight": 1.0}, "='batch' has no"),
-        ({"bipace_gae_lambda": 0.5}, "bipace_gae_lambda has no effect .* leave it out, or set method to gae"),
+        ({"bipace_epsilon": 0.2}, "bipace_epsilon has no effect .* method gae; leave it out, or set method to bipace"),
         ({"bipace_method": "gae", "bipace_kernel_time": -1.0}, "bipace_kernel_time must be a number finite"),
         ({"num_generations": 1}, "GRPO requires at least 2 generations"),
     ],
@@ -489,14 +491,15 @@ def test_settings_that_are_wrong(options, message):
 
 
 def test_scale_rewards_decides_the_episode_norm():
-    assert config().settings.episode_norm is None
-    assert config(scale_rewards="none").settings.episode_norm == "none"
-    assert config(scale_rewards="none", bipace_episode_norm="std").settings.episode_norm == "std"
+    published = partial(config, bipace_method="bipace")
+    assert published().settings.episode_norm is None
+    assert published(scale_rewards="none").settings.episode_norm == "none"
+    assert published(scale_rewards="none", bipace_episode_norm="std").settings.episode_norm == "std"
     gigpo = config(scale_rewards="none", bipace_method="gigpo", bipace_gigpo_mode="mean_std_norm")
     assert gigpo.settings.episode_norm is None
     assert config(scale_rewards="batch", bipace_method="grpo").settings.method == "grpo"
-    for other in ({"bipace_method": "gae"}, {"bipace_episode_weight": 0.0}):  # no episode term
-        assert config(scale_rewards="batch", **other).settings.config().episode_weight == 0
+    for other in (config, partial(published, bipace_episode_weight=0.0)):  # no episode term
+        assert other(scale_rewards="batch").settings.config().episode_weight == 0
 
 
 # -------------------------------------------------------------------------------------------------------------- wrong use
@@ -571,7 +574,7 @@ def test_rows_and_states_of_another_batch(tmp_path):
 
 def test_the_function_for_trainers_of_one_s_own(tmp_path):
     class Own(GRPOTrainer):
-        states = States(Settings(), "bipace_")
+        states = States(Settings(method="bipace"), "bipace_")
 
         def _calculate_rewards(self, *args, **kwargs):
             self.seen = super()._calculate_rewards(*args, **kwargs)

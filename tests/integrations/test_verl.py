@@ -114,7 +114,7 @@ def test_the_paper_s_runs_are_configurations(name):
     assert (settings.embedder, settings.action_key_mode, settings.n_action_tokens) == ("actor_hidden", "action_tag", 8)
 
 
-@pytest.mark.parametrize("before", [[], [SEARCH, "+bipace=alfworld_7b"]])
+@pytest.mark.parametrize("before", [["+algorithm.bipace.method=bigpo"], [SEARCH, "+bipace=alfworld_7b"]])
 def test_two_pluses_set_a_key_with_and_without_a_configuration(before):
     algorithm = config(*before, "++algorithm.bipace.epsilon=0.2", "++algorithm.bipace.step_weight=0.5").algorithm
     assert (settings_of(algorithm).epsilon, settings_of(algorithm).step_weight) == (0.2, 0.5)
@@ -159,6 +159,7 @@ def test_lambda_of_gae_is_bipace_s_own_then_the_trainer_s_then_the_estimator_s()
     assert of(own, method="gae").settings.config().gae_lambda == 0.9
     assert of(own, method="gae", gae_lambda=0.3).settings.config().gae_lambda == 0.3
     assert of(own).settings.gae_lambda is None
+    assert settings_of(config("algorithm.lam=0.9").algorithm).config().gae_lambda == 0.9  # without a method, gae
 
 
 def test_states_are_asked_for_where_a_forward_gives_them():

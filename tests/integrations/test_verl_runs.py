@@ -63,7 +63,7 @@ def train(start, folder, environment, *changes):
         "actor_rollout_ref.rollout.tensor_model_parallel_size=1", "actor_rollout_ref.rollout.agent.default_agent_loop=turns",
         "reward.num_workers=1", f"reward.custom_reward_function.path={start}/reward.py",
         "algorithm.adv_estimator=bipace", "+algorithm.bipace.action_key_mode=first_n",
-        "+algorithm.bipace.n_action_tokens=1",
+        "+algorithm.bipace.n_action_tokens=1", "+algorithm.bipace.method=bipace",
         "trainer.device=cpu", "trainer.nnodes=1", "trainer.n_gpus_per_node=1", "trainer.total_training_steps=2",
         "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.logger=[file]",
         f"trainer.default_local_dir={folder}/checkpoints",
