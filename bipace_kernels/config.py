@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from .estimators.rows import ESTIMATORS, FUNCTION, PARTITIONS, VALUE_FUNCTION, VALUES, Estimator, Partition, StateValue
 from .settings import KERNELS, Fields, settings_of
 from .settings import PRESETS as PRESET_NAMES
-from .support.errors import InputError, Named
+from .support.errors import InputError, Named, refuse_unknown
 from .support.handles import Handled
 
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
@@ -135,10 +134,7 @@ class Config(Handled, Fields, Derived):
     def _of(cls, given: dict[str, Any]) -> Config:
         """Config(**given); the TypeError for an unknown field suggests a known one."""
         if not torch.compiler.is_compiling():
-            known = [field.name for field in fields(cls)]
-            for name in (name for name in given if name not in known):
-                near = {"eps": ["epsilon"], "lam": ["gae_lambda"]}.get(name, difflib.get_close_matches(name, known, 1))
-                raise TypeError(f"Config has no field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "."))
+            refuse_unknown("Config", given, [field.name for field in fields(cls)], "field")
         return cls(**given)
 
     @classmethod

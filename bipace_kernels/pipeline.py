@@ -12,9 +12,10 @@ errors before anything is clustered; on a GPU nothing synchronizes, and errors a
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from .inputs.layout import Layout
 from .inputs.values import raise_duplicates, unlike_first
 from .ops import compiled
 from .result import AdvantageResult
+from .support.errors import refuse_unknown
 from .support.warnings import warn_once
 
 
@@ -56,6 +58,7 @@ def advantage(
     backend: str = "auto",
     check: str = "auto",
     num_threads: int | None = None,
+    **unknown: NoReturn,
 ) -> AdvantageResult:
     """Advantage of every step record of a batch of rollouts.
 
@@ -90,17 +93,19 @@ def advantage(
     Tensors, NumPy arrays, lists and arrays of other libraries by DLPack or the CUDA array interface may be mixed;
     tensors must share a device.  Results are tensors, or arrays of another library if the fingerprint (without one:
     rewards, then returns) is such an array and the library has from_dlpack, like CuPy and JAX.  Arguments that the
-    configuration does not use are checked for length and otherwise ignored.  The caller's tensors are never changed.
-    Returns an `AdvantageResult` in the caller's row order.  Same input, same bits, at any thread count; a prompt group
-    gives the same bits by itself as inside any batch, except where estimator "gae" reads or divides over the batch.
-    No output holds NaN.  ValueError or TypeError names the argument, what was expected, what was given and what to do;
-    nothing is computed then.
+    configuration does not use are checked for length and otherwise ignored, a fingerprint with a warning.  The caller's
+    tensors are never changed.  Returns an `AdvantageResult` in the caller's row order.  Same input, same bits, at any
+    thread count; a prompt group gives the same bits by itself as inside any batch, except where estimator "gae" reads
+    or divides over the batch.  No output holds NaN.  ValueError or TypeError names the argument, what was expected,
+    what was given and what to do; nothing is computed then.
     """
     given = {
         "group": group, "trajectory": trajectory, "rewards": rewards, "step": step, "returns": returns,
         "episode_return": episode_return, "fingerprint": fingerprint, "observation": observation,
         "action_key": action_key, "action_parsed": action_parsed, "valid": valid, "truncated": truncated,
     }  # fmt: skip
+    if unknown:
+        refuse_unknown("advantage()", unknown, [parameter.name for parameter in _known])
     if torch.compiler.is_compiling():
         if memory is not None:
             raise ValueError(
@@ -112,6 +117,11 @@ def advantage(
     result = function(interop.all_to_torch(given), layout, config, backend, check, num_threads, memory)
     back = interop.from_dlpack_of(given)
     return result if back is None else result.as_arrays(back)
+
+
+_all = inspect.signature(advantage)
+_known = [parameter for name, parameter in _all.parameters.items() if name != "unknown"]  # which catches misspelt ones
+advantage.__signature__ = _all.replace(parameters=_known)  # type: ignore[attr-defined]
 
 
 def run(

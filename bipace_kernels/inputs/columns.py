@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..config import PRESETS, Config
 from ..estimators.memory import ValueMemory
-from ..support.warnings import warn_of_unparsed
+from ..support.warnings import warn_of_unparsed, warn_once
 from . import checks
 from .checks import LateCheck
 from .ids import warn_of_text_ids
@@ -83,6 +83,11 @@ def check_columns(
 
     function = callable(config.estimator)  # a user's own estimator, which may read any column
     reads_fingerprint = config.needs_fingerprint or (function and given["fingerprint"] is not None)
+    if given["fingerprint"] is not None and not reads_fingerprint:
+        value = "" if config.value_row is None else f", value={config.value_name!r}"
+        own = f"partition={config.partition!r}, estimator={config.estimator_name!r}{value}"
+        text = f"fingerprint has no effect with {own}: leave it out, or choose one that reads it, such as Config.gae()."
+        warn_once("unused fingerprint", text, stacklevel=5)
     reads_fingerprint &= given.get("value") is None
     unused = not function and given["returns"] is not None and given["episode_return"] is not None
     unused &= "rewards" not in config.needs

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,3 +78,12 @@ class InputError(ValueError):
 
 class InputTypeError(InputError, TypeError):
     """The same as a TypeError."""
+
+
+def refuse_unknown(what: str, given: Iterable[str], known: Sequence[str], kind: str = "argument") -> None:
+    """TypeError for the first name that is not known, with the nearest that is."""
+    for name in given:
+        if name not in known:
+            short = {"eps": "epsilon", "lam": "gae_lambda"}.get(name)
+            near = [short] if short in known else difflib.get_close_matches(name, known, 1)
+            raise TypeError(f"{what} has no {kind} {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from dataclasses import dataclass, field, fields, make_dataclass
 from types import UnionType
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from trl import GRPOConfig
 
 from ...settings import Setting, settings_of
+from ...support.errors import refuse_unknown
 from .._settings import Settings
 
 PREFIX = "bipace_"
@@ -35,10 +35,7 @@ class BiPACEGRPOConfig(_Arguments, GRPOConfig):  # type: ignore[misc]  # made fr
     """
 
     def __new__(cls, *args: Any, **given: Any) -> BiPACEGRPOConfig:
-        known = [f.name for f in fields(cls)]
-        for name in given:
-            if name not in known and (near := difflib.get_close_matches(name, known, 1)):
-                raise TypeError(f"{cls.__name__} has no argument {name!r}; did you mean {near[0]!r}?")
+        refuse_unknown(cls.__name__, given, [f.name for f in fields(cls) if f.init])
         made: BiPACEGRPOConfig = super().__new__(cls)
         return made
 

@@ -383,16 +383,32 @@ def test_the_package_lists_its_public_names_only():
 
 
 def test_texts_as_trajectory_ids_are_warned_of_once():
-    columns = {"fingerprint": EYE, "rewards": [0.0, 1.0, 0.0, 1.0], "group": [0] * 4, "step": [0] * 4}
+    rows = {"rewards": [0.0, 1.0, 0.0, 1.0], "group": [0] * 4, "step": [0] * 4}
+    columns = {"fingerprint": EYE, **rows}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bk.advantage(trajectory=[3, 1, 2, 0], config=bk.Config.bigpo(), **columns)
-        bk.advantage(trajectory=list("dbca"), observation=list("wxyz"), config=bk.Config.gigpo(), **columns)
+        bk.advantage(trajectory=list("dbca"), observation=list("wxyz"), config=bk.Config.gigpo(), **rows)
     with pytest.warns(RuntimeWarning, match="Integer ids avoid this"):
         bk.advantage(trajectory=list("dbca"), config=bk.Config.bigpo(), **columns)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bk.advantage(trajectory=list("dbca"), config=bk.Config.bigpo(), **columns)
+
+
+def test_a_fingerprint_that_nothing_reads_is_warned_of_once():
+    columns = {"fingerprint": EYE, "rewards": [0.0] * 4, "group": [0] * 4, "trajectory": [0, 0, 1, 1]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for config in ("bigpo", "gae", bk.Config(partition="none", estimator=lambda records: records.returns)):
+            bk.advantage(config=config, **columns)
+    with pytest.warns(
+        RuntimeWarning, match="fingerprint has no effect with partition='none', estimator='gae', value='group'"
+    ):
+        bk.advantage(config=bk.Config.gae("group"), **columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bk.advantage(config="grpo", **columns)
 
 
 def test_a_batch_without_a_recognized_action_is_warned_of_at_the_call():
@@ -442,8 +458,9 @@ def test_cluster_warns_of_texts_as_trajectory_ids_too():
     assert given[0].filename == __file__
 
 
-def test_an_unknown_field_of_a_preset_suggests_one():
+def test_an_unknown_argument_or_field_of_a_preset_suggests_one():
     for make, fields, near in (
+        (bk.advantage, {"rewards": [], "fingerprints": EYE}, "fingerprint"),
         (bk.Config.bipace, {"eps": 0.1}, "epsilon"),
         (bk.Config.gae, {"lam": 0.9}, "gae_lambda"),
         (bk.Config.grpo, {"gama": 0.9}, "gamma"),
