@@ -80,17 +80,17 @@ def _run(words: Sequence[str]) -> int:
     results.hold_against(ceilings)
     reached = stages.targets(stages.Results() if quick else results)  # tiny sizes say nothing about a promise
     document = stages.document(on, ceilings, results, reached)
-    picture = ""
+    pictures: list[str] = []
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        picture = "bench.png" if report.draw(arguments.out / "bench.png", document, stages.CLONE) else ""
-    report.publish("bench", document, stages.as_markdown(document, reached, picture), arguments.out)
+        pictures = report.draw(arguments.out, document, stages.CLONE)
+    report.publish("bench", document, stages.as_markdown(document, reached, pictures), arguments.out)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = report.parser("", "Benchmarks bipace_kernels against common alternatives.",
-                           writes="bench.json, bench.md and bench.png", quick="tiny sizes")  # fmt: skip
+                           writes="bench.json, bench.md and pictures", quick="tiny sizes")  # fmt: skip
     programs = "; ".join(f"bench {name}: {what}" for name, what in PROGRAMS.items())
     parser.epilog = f"Separate programs, each with --help: {programs}."
     parser.add_argument("stages", nargs="*", default="all", choices=[*stages.STAGES, "all"], metavar="STAGE",

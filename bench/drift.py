@@ -19,7 +19,7 @@ from bipace_kernels.diagnostics.value_r2 import value_r2
 from bipace_kernels.support import optional, png
 
 from .measure import threads
-from .report import SAMPLE, about, figure, page, parser, publish, table
+from .report import SAMPLE, about, page, parser, publish, table
 
 Floats = NDArray[np.float64]
 
@@ -251,27 +251,21 @@ def draw(path: Path, found: dict[str, dict[str, Line]]) -> None:
     """ε and median size over the training steps, a column per drift."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    made = figure(width=9, height=5.2, dpi=130)
-    axes = made.subplots(2, len(found), sharex="col", sharey="row", squeeze=False)
+    made, axes = png.figure(9, 5.2, 2, len(found), sharex="col", sharey="row")
     for column, (name, lines) in enumerate(found.items()):
         epsilon, median = axes[:, column]
         for policy, style in _STYLES.items():
             epsilon.plot(lines[policy].epsilon, **style)
             median.plot(lines[policy].median, **style)
-        epsilon.set_title(f"{name} drift", loc="left", fontsize=11)
+        epsilon.set_title(f"{name} drift", loc="left", fontsize=10)
         median.axhspan(*BAND, color="#DDDDDD", zorder=0)
         median.set_yscale("log", base=2)
         median.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         median.yaxis.set_minor_formatter(NullFormatter())
         median.set_xlabel("training step")
-        for axis in (epsilon, median):
-            axis.grid(True, axis="y", color="#E5E5E5", linewidth=0.7)
-            axis.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_ylim(0, None)
     axes[0, 0].set_ylabel("ε")
     axes[1, 0].set_ylabel("median cluster size (records)")
     made.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    made.suptitle(
-        "An ε that follows the policy against a fixed one; grey: sizes 4 to 8", x=0.01, ha="left", fontsize=12
-    )
+    png.set_title(made, "An ε that follows the policy against a fixed one; grey: sizes 4 to 8")
     png.save(made, path)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from bipace_kernels.support import png
 
-from .report import figure
-
 # Title of a pair, stage, workload, the sides of both bars, and what the second one is.
 PAIRS = [
     ("BiPACE, the whole call\n6,400 records × 3,584, synthetic", "advantage", "alfworld-7b", "bipace_kernels",
@@ -30,8 +28,8 @@ OURS, THEIRS = "#0072b2", "#999999"  # of the palette of Okabe and Ito
 def main(source: Path, path: Path) -> None:
     rows = json.loads(source.read_text())["rows"]
     median = {(row["stage"], row["workload"], row["side"]): row["median_ms"] for row in rows}
-    made = figure(width=10, height=4.2, dpi=130)
-    axes = made.add_subplot()
+    made, panels = png.figure(9.6, 4.4)
+    axes = panels[0, 0]
     ticks = []
     for place, (title, stage, workload, own, theirs, name) in enumerate(PAIRS):
         for shift, side, color, what in ((-0.2, own, OURS, "bipace_kernels"), (0.2, theirs, THEIRS, name)):
@@ -39,12 +37,13 @@ def main(source: Path, path: Path) -> None:
             axes.barh(place + shift, value, 0.38, color=color)
             axes.text(value * 1.08, place + shift, f"{value:,.3g} ms  {what}", va="center", fontsize=10)
         ticks.append(title)
-    axes.set_yticks(range(len(PAIRS)), ticks, fontsize=10)
+    axes.set_yticks(range(len(PAIRS)), ticks, fontsize=9)
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlim(1, 6e4)
     axes.set_xlabel("milliseconds, two threads; less is better", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(False)
+    png.set_title(made, "Time of four calls, and of plain implementations")
     png.save(made, path)
 
 

@@ -1,4 +1,4 @@
-"""Pages of all benchmarks: tables, targets, the description of the machine, files; and the picture of the stages."""
+"""Pages of all benchmarks: tables, targets, the description of the machine, files; and the pictures of the stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from bipace_kernels.support import files, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Columns = Mapping[str, str | Callable[[Any], str]]
 SAMPLE = Path(__file__).resolve().parent.parent / "examples/data/alfworld_scripted.jsonl.gz"  # recorded rollouts
@@ -135,16 +134,6 @@ def publish(name: str, document: Mapping[str, Any], text: str, folder: Path | No
         write(folder, name, document, text)
 
 
-def figure(*, width: float, height: float, dpi: int) -> Figure:
-    """A figure for a file, that no window shows."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
-    FigureCanvasAgg(made)
-    return made
-
-
 def write(folder: Path, name: str, document: Mapping[str, Any], text: str) -> list[Path]:
     """name.json and name.md; a kill leaves the previous ones."""
     with files.atomic_folder(folder) as made:
@@ -154,35 +143,42 @@ def write(folder: Path, name: str, document: Mapping[str, Any], text: str) -> li
     return [folder / f"{name}.json", folder / f"{name}.md"]
 
 
-# ------------------------------------------------------------------------------------------------ picture of the stages
+# ----------------------------------------------------------------------------------------------- pictures of the stages
 
 # Okabe and Ito's palette: distinguishable with common kinds of colour blindness, and in grey by lightness.
 _OURS, _THEIRS, _BOUND, _LINE = "#0072B2", "#E69F00", "#999999", "#000000"
 
 
-def draw(path: Path, document: Mapping[str, Any], clone: str) -> bool:
-    """Bars of speed-ups and the scaling curve, of which `clone` is the bound; False where there is nothing to draw."""
-    machine, points = document["machine"], document["scaling"]
-    bars = [r for r in document["rows"] if r["ratio"] is not None and r["kind"] in ("competitor", "bound")]
-    if not bars and not points:
-        return False
-    headings = {(r["stage"], r["workload"]) for r in bars}
-    # Inches: a bar is 0.25 high, and so is the heading of a workload.
-    heights = ([0.25 * (len(bars) + len(headings)) + 0.7] if bars else []) + ([4.0] if points else [])
-    made = figure(width=9.5, height=sum(heights) + 1.2, dpi=110)
-    panels = iter(made.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
-    if bars:
-        _bars(next(panels), bars, document["targets"])
-    if points:
-        _curves(next(panels), points, clone)
-    made.suptitle(
-        f"bipace_kernels {machine['package']} against plain implementations written for this benchmark\n"
-        f"{machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}; time of the row / time of "
-        "bipace_kernels in the same run\nhatched: torch.clone, the lower bound; |: the target",
-        fontsize=11,
-    )
-    png.save(made, path)
-    return True
+# Pictures of bars, by the stages that they show; the curve of the batch's size is one more.
+PICTURES = {
+    "clusters.png": ("clusters",),
+    "calls.png": ("advantage", "critic", "gigpo", "loaded"),
+    "texts.png": ("action_keys", "similar", "ngrams"),
+}
+GROWTH = "growth.png"
+
+
+def draw(folder: Path, document: Mapping[str, Any], clone: str) -> list[str]:
+    """Pictures of speed-ups, and of the growth with the batch, of which `clone` is the bound: their names, if any."""
+    machine, drawn = document["machine"], []
+    run = f"{machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}"
+    for name, stages in PICTURES.items():
+        bars = [r for r in document["rows"] if r["ratio"] is not None and r["stage"] in stages]
+        bars = [r for r in bars if r["kind"] in ("competitor", "bound")]
+        if bars:
+            lines = len(bars) + len({(r["stage"], r["workload"]) for r in bars})
+            made, panels = png.figure(8.6, 0.22 * lines + 1.7)
+            _bars(panels[0, 0], bars, document["targets"])
+            png.set_title(made, f"Times slower than bipace_kernels {machine['package']}: {', '.join(stages)}\n{run}")
+            png.save(made, folder / name)
+            drawn.append(name)
+    if document["scaling"]:
+        made, panels = png.figure(8.6, 4.6)
+        _curves(panels[0, 0], document["scaling"], clone)
+        png.set_title(made, f"Growth with the batch\n{run}")
+        png.save(made, folder / GROWTH)
+        drawn.append(GROWTH)
+    return drawn
 
 
 def _bars(axes: Axes, rows: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
@@ -215,9 +211,13 @@ def _bars(axes: Axes, rows: Sequence[Mapping[str, Any]], targets: Sequence[Mappi
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     axes.tick_params(axis="x", top=True, labeltop=True)
     axes.axvline(1.0, color=_LINE, linewidth=1)
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.set_xlabel("times slower than bipace_kernels (log scale; above 1×, bipace_kernels is faster)", fontsize=9)
+    axes.grid(False, axis="y")
+    axes.grid(True, axis="x", color="#E5E5E5", linewidth=0.7)
+    axes.set_xlabel(
+        "time of the row / time of bipace_kernels in the same run, log scale\n"
+        "hatched: torch.clone, the lower bound; vertical line: the target",
+        fontsize=9,
+    )
 
 
 def _curves(axes: Axes, points: Sequence[Mapping[str, Any]], clone: str) -> None:
@@ -239,6 +239,5 @@ def _curves(axes: Axes, points: Sequence[Mapping[str, Any]], clone: str) -> None
     axes.minorticks_off()
     axes.set_xlabel("step records in the batch")
     axes.set_ylabel("ms per call")
-    axes.set_title("Growth at {clusters} clusters, D = {dim}, {dtype}".format_map(own[0]), fontsize=11)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
+    axes.set_title("{clusters} clusters, D = {dim}, {dtype}".format_map(own[0]), loc="left", fontsize=10)
+    axes.legend(fontsize=9, frameon=False)

@@ -19,7 +19,7 @@ from . import competitors as c
 from . import memory, roofline
 from . import workloads as w
 from .measure import Effort, Side, available_memory, busy, compare
-from .report import Columns, Target, about, page, remark, short, shorts, table, target_table
+from .report import GROWTH, PICTURES, Columns, Target, about, page, remark, short, shorts, table, target_table
 from .roofline import Ceilings, Work
 
 SCHEMA = 1
@@ -668,8 +668,9 @@ def document(
     }  # fmt: skip
 
 
-def as_markdown(found: dict[str, Any], reached: Sequence[Target], picture: str = "") -> str:
-    """The page of the stages; `picture` is the name of the file with bars and curves."""
+def as_markdown(found: dict[str, Any], reached: Sequence[Target], pictures: Sequence[str] = ()) -> str:
+    """The page of the stages, with these of report's pictures, each before the first of its stages."""
+    ran = list(dict.fromkeys(row["stage"] for row in found["rows"]))
     parts: list[str | list[str]] = [
         "Written by `python -m bench`; what each row means is in `bench/README.md`.",
         about(found["machine"]),
@@ -677,16 +678,18 @@ def as_markdown(found: dict[str, Any], reached: Sequence[Target], picture: str =
         "GFLOP/s.".format(**found["ceilings"]),
         "## Targets",
         target_table(reached),
-        f"![Speed-ups and growth with the batch]({picture})" if picture else "",
     ]
-    for stage in dict.fromkeys(row["stage"] for row in found["rows"]):
+    first = {next(s for s in of if s in ran): name for name, of in PICTURES.items() if name in pictures}
+    for stage in ran:
         rows = [row for row in found["rows"] if row["stage"] == stage]
         shapes = "; ".join(dict.fromkeys(f"{r['workload']}: {r['shape']}" for r in rows))
-        parts += [f"## {stage}", shapes, table(_TIMES, rows)]
+        picture = f"![Times slower than bipace_kernels]({first[stage]})" if stage in first else ""
+        parts += [f"## {stage}", picture, shapes, table(_TIMES, rows)]
     if found["scaling"]:
         grown = found["growth"]
         text = "" if grown is None else f"Time per record at the largest size over the smallest: {grown:.2f}."
-        parts += ["## scaling", table(_SCALING, found["scaling"]), text]
+        picture = f"![Growth with the batch]({GROWTH})" if GROWTH in pictures else ""
+        parts += ["## scaling", picture, table(_SCALING, found["scaling"]), text]
     if found["memory"]:
         parts += ["## memory beyond the inputs", table(_MEMORY, found["memory"])]
     return page("Benchmark results", *parts)

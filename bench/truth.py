@@ -658,49 +658,35 @@ def drawn_row(summary: Summary, sets: Sequence[str], name: str) -> str:
 
 def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
     """Accuracy against rollouts per prompt, a panel for each kind of policy."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     from bipace_kernels.support import png
 
     summary = Summary(sets)
     families = families_of(sets)
     n, mine = len(families), {name: OWN_COLOURS[i % len(OWN_COLOURS)] for i, name in enumerate(own)}
-    with plt.rc_context({"font.size": 14}):
-        figure, axes = plt.subplots(
-            1, n, figsize=(max(4.2 * n, 7.5), 5 if n > 2 else 6.5), dpi=130, sharey=True, squeeze=False
-        )
-        for axis, (family, names) in zip(axes[0], families.items(), strict=True):
-            for line, colour in (PICTURE | mine).items():
-                name = drawn_row(summary, names, line)
-                points = [(g, found) for g in SIZES if (found := summary.over(names, name, g)) is not None]
-                if not points:
-                    continue
-                xs, ys = [g for g, _ in points], [found[0] for _, found in points]
-                low, high = np.array([interval(found[1]) for _, found in points]).T
-                axis.plot(xs, ys, "o-", color=colour, linewidth=2.2, label=IN_LEGEND.get(line, line))
-                axis.fill_between(xs, low, high, color=colour, alpha=0.12, linewidth=0)
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(SIZES, [str(g) for g in SIZES])
-            kind, _, role = family.partition(" ")
-            axis.set_title(TITLES.get(kind, kind) + f"\n{role}" * (role != "(hold)"), fontsize=14)
-            axis.set_xlabel("rollouts per prompt")
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.grid(axis="y", alpha=0.3)
-        axes[0][0].set_ylabel("correlation")
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(
-            handles[::-1], labels[::-1], loc="lower center", ncols=3 if n > 2 else 2, frameon=False, columnspacing=1.2
-        )
-        held = "held-out rollouts, " * all(family.endswith("(hold)") for family in families)
-        between = " " if n > 2 else "\n"
-        figure.suptitle(f"Correlation with the true advantage{between}({held}band: 95 % interval)", fontsize=15)
-        # A legend of two columns takes a line for two names.
-        figure.tight_layout(rect=(0, 0.12 if n > 2 else 0.05 + 0.05 * ((len(handles) + 1) // 2), 1, 1))
-        png.save(figure, path)
-        plt.close(figure)
+    names_in_legend = len(PICTURE) + len(own)
+    figure, axes = png.figure(max(3.2 * n, 6.4), 3.4 + 0.22 * -(-names_in_legend // min(n, 3)), 1, n, sharey=True)
+    for axis, (family, names) in zip(axes[0], families.items(), strict=True):
+        for line, colour in (PICTURE | mine).items():
+            name = drawn_row(summary, names, line)
+            points = [(g, found) for g in SIZES if (found := summary.over(names, name, g)) is not None]
+            if not points:
+                continue
+            xs, ys = [g for g, _ in points], [found[0] for _, found in points]
+            low, high = np.array([interval(found[1]) for _, found in points]).T
+            axis.plot(xs, ys, "o-", color=colour, linewidth=1.8, label=IN_LEGEND.get(line, line))
+            axis.fill_between(xs, low, high, color=colour, alpha=0.12, linewidth=0)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(SIZES, [str(g) for g in SIZES])
+        kind, _, role = family.partition(" ")
+        axis.set_title(TITLES.get(kind, kind) + f"\n{role}" * (role != "(hold)"), loc="left", fontsize=10)
+        axis.set_xlabel("rollouts per prompt")
+    axes[0][0].set_ylabel("correlation")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=min(n + 1, 3), frameon=False)
+    held = "held-out rollouts, " * all(family.endswith("(hold)") for family in families)
+    between = " " if n > 1 else "\n"
+    png.set_title(figure, f"Correlation with the true advantage{between}({held}band: 95 % interval)")
+    png.save(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

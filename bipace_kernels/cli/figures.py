@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -28,7 +27,6 @@ from .outcomes import Outcome
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, BLACK, DARK = "#56B4E9", "#CC79A7", "#000000", "#333333"
 ASIDE: dict[str, Any] = {"facecolor": "white", "edgecolor": "#8A8A8A", "hatch": "/////", "linewidth": 0.6}
-DPI = 150
 POOLINGS = {"last": "last token", "mean": "mean over the prompt", "attention": "attention-weighted"}
 
 
@@ -43,7 +41,7 @@ def step_shares(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
     if keyed:
         parts.append(("leave_one_out_row_fraction", SKY, "peers, none of them with its action"))
     parts.append(("singleton_row_fraction", VERMILLION, "singleton: no step-level signal"))
-    figure, axes = _figure(8.6, 1.5 + 0.5 * len(partitions), 1, 1)
+    figure, axes = png.figure(8.6, 1.5 + 0.5 * len(partitions), 1, 1)
     axis, y, left = axes[0, 0], np.arange(len(partitions)), np.zeros(len(partitions))
     for name, colour, label in parts:
         share = np.array(_metric(partitions, name))
@@ -71,7 +69,7 @@ def epsilon_curve(
     levels   partitions without an ε, drawn as lines across the panels
     marked   the ε of the report's tables, drawn as a vertical line
     """
-    figure, axes = _figure(8.6, 8.4, 3, 1, sharex=True)
+    figure, axes = png.figure(8.6, 8.4, 3, 1, sharex=True)
     singles, sizes, r2 = axes[:, 0]
     x = np.array([outcome.settings["epsilon"] for outcome in next(iter(curves.values()))])
     for (label, curve), colour, marker in zip(curves.items(), (BLUE, ORANGE), ("o", "s"), strict=False):
@@ -116,7 +114,7 @@ def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float
 
     band   target median size, shaded
     """
-    figure, axes = _figure(9.5, 1.5 + 0.62 * len(rows), 1, 3, sharey=True)
+    figure, axes = png.figure(9.5, 1.5 + 0.62 * len(rows), 1, 3, sharey=True)
     singles, sizes, r2 = axes[0]
     y = np.arange(len(rows))
     shares, medians = _metric(rows, "singleton_cluster_fraction"), _metric(rows, "median_cluster_size")
@@ -163,20 +161,8 @@ def _short(text: str, width: int) -> str:
     return textwrap.shorten(" ".join(text.split()), width, placeholder=" …").replace("$", r"\$")
 
 
-def _figure(width: float, height: float, rows: int, columns: int, **share: bool) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, **share)  # type: ignore[call-overload]
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(True, axis="y", color="#E5E5E5", linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.tick_params(labelsize=9)
-    return figure, axes
-
-
 def _title(figure: Figure, text: str) -> None:
-    figure.suptitle(_short(text, 110), x=0.01, ha="left", fontsize=12, fontweight="bold")
+    png.set_title(figure, _short(text, 110))
 
 
 def heat_map(path: Path, result: Calibration) -> None:
@@ -185,7 +171,7 @@ def heat_map(path: Path, result: Calibration) -> None:
     epsilons = sorted({row.epsilon for row in result.scan})
     poolings = list(dict.fromkeys(row.pooling for row in result.scan))
     n, e = len(layers), len(epsilons)
-    figure, axes = _figure(2.3 + len(poolings) * (1.1 + 0.85 * e), 1.9 + 0.36 * n, 1, len(poolings), sharey=True)
+    figure, axes = png.figure(2.3 + len(poolings) * (1.1 + 0.85 * e), 1.9 + 0.36 * n, 1, len(poolings), sharey=True)
     values = [row.accuracy for row in result.scan]
     low, high = min(values), max(values)
     scale = Normalize(low, high if high > low else low + 1e-3)

@@ -1,4 +1,4 @@
-"""Figures as PNG files that hold what they show, so that a test sees a file that is older than its data or its code."""
+"""Figures in one style, as PNG files that hold what they show: a test sees one that is older than its data or code."""
 
 from __future__ import annotations
 
@@ -11,6 +11,29 @@ import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+DPI = 150
+
+
+def figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """A figure for a file, which no window shows, and its panels [rows, columns]; options as of Figure.subplots()."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(made)
+    panels = made.subplots(rows, columns, squeeze=False, **options)
+    for panel in panels.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(True, axis="y", color="#E5E5E5", linewidth=0.7)
+        panel.set_axisbelow(True)
+        panel.tick_params(labelsize=9)
+    return made, panels
+
+
+def set_title(figure: Figure, text: str) -> None:
+    """The title of a whole figure."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold")
 
 
 def contents(figure: Figure) -> dict[str, list[Any]]:

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from campaign import score
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 from settings import METHODS, OWN
 
@@ -249,19 +247,16 @@ def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Pa
 
 def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
     groups = sorted({group for _, group in runs}, reverse=True)
-    figure = Figure(figsize=(9 if len(groups) == 1 else 13, 4.8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    for axis, group in zip(figure.subplots(1, len(groups), sharey=True, squeeze=False)[0], groups, strict=True):
+    figure, panels = png.figure(9 if len(groups) == 1 else 13, 4.8, 1, len(groups), sharey=True)
+    for axis, group in zip(panels[0], groups, strict=True):
         for (method, size), found in runs.items():
             if size == group:
                 _line(axis, method, found, before)
         axis.set_xlabel("rollouts")
-        axis.set_title(f"{group} rollouts per task", fontsize=11, loc="left")
+        axis.set_title(f"{group} rollouts per task", fontsize=10, loc="left")
         low, high = axis.get_ylim()
         axis.yaxis.set_major_locator(MultipleLocator(0.05 if high - low < 0.4 else 0.1))
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
     low, high = figure.axes[0].get_ylim()
     figure.axes[0].set_ylim(low, high)
     for axis in figure.axes:
@@ -274,7 +269,7 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
             axis.text(1.01, above - half, name, color=line.get_color(), **place)
     figure.axes[0].set_ylabel("success on test tasks")
     drawn = " (mean over seeds; band: 95 % interval)" * any(len(found) > 2 for found in runs.values())
-    figure.suptitle(f"{title}: test success during training{drawn}", x=0.01, ha="left", fontsize=12)
+    png.set_title(figure, f"{title}: test success during training{drawn}")
     png.save(figure, path)
 
 

@@ -34,8 +34,9 @@ def test_all_stages_run_and_no_result_differs(everything):
     assert set(stages.STAGES) - {"scaling", "memory"} == {row["stage"] for row in found["rows"]}
     assert len(found["scaling"]) >= 4 and len(found["memory"]) >= 2
     assert not [row for row in found["rows"] if "DIFFERENT" in row["agreement"] or "beyond" in row["agreement"]]
-    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "bench.md").read_text()
+    for name in ("clusters.png", "calls.png", "texts.png", "growth.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG") and f"]({name})" in page
     for row in found["rows"]:
         assert row["side"] in page
 

@@ -21,7 +21,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples/textcraft")]
 def bench(path: Path, committed: Path) -> None:
     from bench import report, stages
 
-    report.draw(path, json.loads((committed.parent / "bench.json").read_text()), stages.CLONE)
+    folder = path.parent / "bench"
+    folder.mkdir(exist_ok=True)
+    report.draw(folder, json.loads((committed.parent / "bench.json").read_text()), stages.CLONE)
+    shutil.move(folder / committed.name, path)
 
 
 def drift(path: Path, committed: Path) -> None:
@@ -125,7 +128,10 @@ def inspector(path: Path, committed: Path) -> None:
 
 Draw = Callable[[Path, Path], None]  # where to, and the committed file
 FIGURES: dict[str, Draw] = {
-    "bench/results/cpu/bench.png": bench,
+    "bench/results/cpu/calls.png": bench,
+    "bench/results/cpu/clusters.png": bench,
+    "bench/results/cpu/growth.png": bench,
+    "bench/results/cpu/texts.png": bench,
     "bench/results/drift/drift.png": drift,
     "bench/results/truth/truth.png": truth,
     "docs/images/calibration.png": calibration,

@@ -242,7 +242,7 @@ main(sys.argv[1:])
 
     done = bipace("bench", "ngrams", "--quick", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.json", "bench.md", "bench.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.json", "bench.md", "texts.png"}
     assert "bipace_kernels" in bipace("info", "--json").stdout
     done = bipace("bench", "gpu")
     assert (done.returncode, done.stderr) == (2, "error: bench gpu needs a checkout of the repository\n")
