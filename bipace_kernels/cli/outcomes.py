@@ -117,11 +117,8 @@ PARTITIONS = ("partition", *SIZES, *BRANCHES, "value R² (coverage)")
 CURVE = ("state", "ε", "singleton clusters", "median size", "mean size", "P90 size", "value R² (coverage)")
 ACCURACY = ("value R²", "95 % interval", "coverage")
 EMBEDDED = ("embedder", "ε", "singleton clusters", "median size", "mean size", *ACCURACY)
-# The columns of PARTITIONS at the terminal, as two tables that fit into 100 characters.
-TERMINAL = (
-    ("partition", "singleton clusters", "mean size", "P90 size", "matched pairs", "value R² (coverage)"),
-    ("partition", "PACE rows", "leave-one-out rows", "singleton rows", "mean Δt", "actions per cluster"),
-)
+# At the terminal, within 100 characters.
+TERMINAL = ("partition", "singleton clusters", "singleton rows", "mean size", "value R² (coverage)")
 
 
 def table_rows(headings: Sequence[str], outcomes: Sequence[Outcome]) -> list[list[str]]:

@@ -85,8 +85,7 @@ def run(given: Mapping[str, Any]) -> None:
                 (folder / INSPECTOR).write_text(_inspector(sections, options), encoding="utf-8")
             (folder / "report.json").write_text(_json(sections, options), encoding="utf-8")
             (folder / "report.md").write_text(_markdown(sections, options), encoding="utf-8")
-            figures = sorted(file.name for file in folder.glob("*.png"))
-    _print_summary(sections, options, figures)
+    _print_summary(sections, options)
 
 
 def _epsilons(options: SimpleNamespace) -> list[float]:
@@ -339,7 +338,7 @@ def _markdown_section(section: Section, options: SimpleNamespace) -> list[str]:
         "The values of `Config.gae()`, which uses no clusters, by the same measure: each rollout predicted by all "
         "others.",
         "",
-        *markdown_table(VALUES, _value_rows(section)),
+        *markdown_table(("value", "value R²"), [[name, format_r2(found)] for name, found in _values(section).items()]),
         "",
         "### ε of the cosine partition",
         "",
@@ -358,12 +357,10 @@ def _markdown_section(section: Section, options: SimpleNamespace) -> list[str]:
     ]
 
 
-VALUES = ("kernel over", "value R²")
-
-
-def _value_rows(section: Section) -> list[list[str]]:
-    rows = [*section.values.items(), ("no states: one value for the whole batch", section.constant)]
-    return [[label, format_r2(found)] for label, found in rows]
+def _values(section: Section) -> dict[str, bk.ValueR2]:
+    """Values that use no clusters, by what they are called in tables."""
+    kernels = {f"GAE's kernel, {name}": found for name, found in section.values.items()}
+    return {**kernels, "one value for the whole batch": section.constant}
 
 
 def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
@@ -399,18 +396,17 @@ def _verdict(section: Section) -> str:
     )
 
 
-def _print_summary(sections: Sequence[Section], options: SimpleNamespace, figures: Sequence[str]) -> None:
-    console = stdout()
+def _print_summary(sections: Sequence[Section], options: SimpleNamespace) -> None:
+    """A table for each file; report.md has the others."""
+    console, folder = stdout(), Path(options.out)
     for section in sections:
+        # Identity's clusters are those of the exact partition.
+        outcomes = [*section.table, *(outcome for outcome in section.compared if outcome.key != "identity")]
+        rows = [[name, *[""] * (len(TERMINAL) - 2), format_r2(found)] for name, found in _values(section).items()]
+        headings = ["\n".join(heading.rsplit(" ", 1)) for heading in TERMINAL]
         title = f"{section.name}: {len(section.records):,} records"
-        shown = (TERMINAL[0], section.table), (TERMINAL[1], section.table), (EMBEDDED, section.compared)
-        for headings, outcomes in shown:
-            broken = ["\n".join(heading.rsplit(" ", 1)) for heading in headings]
-            console.print(grid(broken, table_rows(headings, outcomes), title))
-            title = ""
-        console.print(grid(VALUES, _value_rows(section), title))
-    folder = Path(options.out)
-    made = ("report.json", *figures, "report.md", *([INSPECTOR] if options.html else []))
-    for text in (*(str(folder / name) for name in made), "", *map(_verdict, sections)):
-        plain(console, text)
-    plain(console, f"Open {folder / made[-1]}.")
+        console.print(grid(headings, [*table_rows(TERMINAL, outcomes), *rows], title))
+    plain(console, "\n".join(map(_verdict, sections)))
+    plain(
+        console, f"{folder} has more tables and figures. Open {folder / (INSPECTOR if options.html else 'report.md')}."
+    )

@@ -1,6 +1,7 @@
 """`bipace report`: its numbers are those of the package's functions, its files come whole, its figures are drawn."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,8 +42,7 @@ def test_files(made):
     for name in names - {"report.md", "report.json"}:
         assert (folder / name).read_bytes().startswith(PNG)
         assert f"]({name})" in text
-    for name in names:
-        assert str(folder / name) in shown.replace("\n", "")
+    assert f"{folder} has more tables" in shown and shown.count("┏") == 1
 
 
 def test_the_end_is_a_verdict_and_what_to_open(made):
@@ -52,7 +52,7 @@ def test_the_end_is_a_verdict_and_what_to_open(made):
     *_, verdict, last = made[1].strip().splitlines()
     assert verdict.startswith("games.jsonl: ") and f"best (value R² {max(r2):.3f} ± " in verdict
     assert f"; one value for the whole batch has {section['constant']['r2']:.3f});" in verdict
-    assert last == f"Open {made[0] / 'report.md'}."
+    assert last.endswith(f"Open {made[0] / 'report.md'}.")
 
 
 def test_a_verdict_where_there_is_nothing_to_compare(tmp_path, undrawn):
@@ -128,11 +128,12 @@ def test_markdown_and_terminal_hold_the_numbers(made):
         assert f"| {metrics['singleton_cluster_fraction']:.1%} |" in row and f"| {metrics['pairs']:,.0f} |" in row
         r2 = f"{entry['value_r2']['r2']:.3f}".replace("-", "−")
         assert f"| {r2} ± {entry['value_r2']['stderr']:.3f} (" in row
-        first, second = [line for line in shown.splitlines() if f" {entry['label']} " in line]
-        assert f"{r2} ±" in first and f" {metrics['mean_cluster_size']:.1f} " in first
-        for name in ("pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction"):
-            assert f" {metrics[name]:.1%} " in second
-        assert f" {metrics['mean_delta_t']:.1f} " in second and f" {metrics['mean_unique_actions']:.2f} " in second
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"│ {entry['label']} ")]
+        assert f"{r2} ±" in line and f" {metrics['mean_cluster_size']:.1f} " in line
+        for name in ("singleton_row_fraction", "singleton_cluster_fraction"):
+            assert f" {metrics[name]:.1%} " in line
+    constant = f"{section['constant']['r2']:.3f}".replace("-", "−")
+    assert re.search(f"one value for the whole batch [ │]+{constant}", shown)
     assert max(len(line) for line in shown.splitlines() if line[:1] in "┃│") <= 100
 
 
