@@ -407,6 +407,5 @@ def _print_summary(sections: Sequence[Section], options: SimpleNamespace) -> Non
         title = f"{section.name}: {len(section.records):,} records"
         console.print(grid(headings, [*table_rows(TERMINAL, outcomes), *rows], title))
     plain(console, "\n".join(map(_verdict, sections)))
-    plain(
-        console, f"{folder} has more tables and figures. Open {folder / (INSPECTOR if options.html else 'report.md')}."
-    )
+    page = folder / (INSPECTOR if options.html else "report.md")
+    plain(console, f"{folder} has more tables and figures. Open {page}.")

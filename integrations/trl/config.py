@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, fields, make_dataclass
+import inspect
+from dataclasses import dataclass, field, make_dataclass
 from types import UnionType
 from typing import Any, Literal
 
@@ -35,7 +36,9 @@ class BiPACEGRPOConfig(_Arguments, GRPOConfig):  # type: ignore[misc]  # made fr
     """
 
     def __new__(cls, *args: Any, **given: Any) -> BiPACEGRPOConfig:
-        refuse_unknown(cls.__name__, given, [f.name for f in fields(cls) if f.init])
+        known = inspect.signature(cls.__init__).parameters
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in known.values()):
+            refuse_unknown(cls.__name__, given, list(known))
         made: BiPACEGRPOConfig = super().__new__(cls)
         return made
 
