@@ -151,6 +151,14 @@ def test_a_package_that_is_there_and_broken_says_why(monkeypatch, tmp_path):
     assert not isinstance(error.value, optional.MissingPackageError)
 
 
-def test_the_truth_benchmark_needs_no_more_than_the_programs_extra():
-    done = run("from bench.truth import run\nassert run([], 1) == []", "tqdm", "transformers", "tokenizers", "pandas")
+def test_every_command_runs_with_the_programs_extra_alone(tmp_path):
+    """Or, as calibrate, whose model needs more, says in one sentence what to install; `truth` without its sets."""
+    others = ("tqdm", "transformers", "tokenizers", "sentence_transformers", "pandas", "xxhash", "yaml")
+    report = ("report", SAMPLE, "--out", tmp_path / "report", "--no-similar", "--epsilons", "0.25", "--html")
+    for words in (["bench", "ngrams", "--quick", "--out", tmp_path / "bench"], ["info"], report):
+        done = command(*words, blocked=others)
+        assert done.returncode == 0, done.stderr
+    calibrate = command("calibrate", tmp_path, tmp_path / "prompts.jsonl", "--out", tmp_path / "c", blocked=others)
+    assert sentence(calibrate) == needs("bipace calibrate", "transformers", "hidden")
+    done = run("from bench.truth import run\nassert run([], 1) == []", *others)
     assert done.returncode == 0, done.stderr
