@@ -638,9 +638,9 @@ OWN_COLOURS = ("#000000", "#8C564B", "#6A3D9A", "#17BECF")  # of one's own rows,
 
 
 IN_LEGEND = {
-    Q_STYLE: "BiPACE (best of 4 ε)",
-    Q_STYLE + STEP_ONLY: "BiPACE, its step term only",
-    CONTROL: "one value per prompt, same λ (control)",
+    Q_STYLE: "BiPACE (best of 4 radii)",
+    Q_STYLE + STEP_ONLY: "BiPACE without GRPO's advantage",
+    CONTROL: "GAE with one value per prompt",
 }
 
 
