@@ -121,17 +121,14 @@ class Calibration:
                 f"{c.singletons:.1%} of them singletons, median size {c.median_size:g}).\nWhy: {self.reason}"
             )
         shown = self.slice()[0]
-        parts += [
-            f"## Pooling {shown.pooling}, ε = {shown.epsilon:g}",
-            "\n".join(markdown_table(HEADINGS, self.cells())),
-        ]
+        parts += [f"## Pooling {shown.pooling}, ε = {shown.epsilon:g}", markdown_table(HEADINGS, self.cells())]
         if image:
             parts.append(f"![Heat map of the scan]({image})")
         parts += [
             "## The whole scan",
             "In each ε column: clusters · singleton clusters · median size. † does not qualify: fewer than "
             f"{self.min_clusters} clusters, or 95 % of the prompts in the largest cluster, or 95 % in singletons.",
-            "\n".join(markdown_table(*self._whole())),
+            markdown_table(*self._whole()),
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -181,8 +178,8 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*\[\]|#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table; every column but the first is aligned to the right."""
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; every column but the first is aligned to the right."""
     rule = ["---", *["---:"] * (len(headings) - 1)]
     escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (headings, rule, *rows)]
-    return ["| " + " | ".join(cells) + " |" for cells in escaped]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in escaped)

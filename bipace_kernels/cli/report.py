@@ -306,54 +306,37 @@ def _json(sections: Sequence[Section], options: SimpleNamespace) -> str:
 
 
 def _markdown(sections: Sequence[Section], options: SimpleNamespace) -> str:
-    lines = [
-        "# Partitions compared on the same rollouts",
-        "",
+    about = (
         f"Made by `bipace report` {bk.__version__}; γ = {options.gamma:g}. A *partition* decides which records of one "
         "prompt group count as the same state. Singleton clusters give no step-level signal. Matched pairs are pairs "
         "of records in one cluster, Δt their distance in steps. Value R² says how well the other rollouts "
         "in a record's cluster predict its return: 0 is no better than the group's mean, below 0 is worse. "
         "± is the standard error over prompt groups; the share in brackets is that of records predicted by their "
-        "cluster.",
-        "",
-    ]
-    for section in sections:
-        lines += _markdown_section(section, options)
-    return "\n".join(lines)
+        "cluster."
+    )
+    parts = [part for section in sections for part in _markdown_section(section, options)]
+    return "\n\n".join(["# Partitions compared on the same rollouts", about, *parts]) + "\n"
 
 
 def _markdown_section(section: Section, options: SimpleNamespace) -> list[str]:
+    """Its paragraphs, headings, tables and figures."""
     counts = "{records:,} records of {trajectories:,} rollouts in {groups:,} prompt groups."
     return [
         f"## {markdown_text(section.name)}",
-        "",
         counts.format(**section.records.counts()),
-        "",
-        *markdown_table(PARTITIONS, table_rows(PARTITIONS, section.table)),
-        "",
+        markdown_table(PARTITIONS, table_rows(PARTITIONS, section.table)),
         f"![What a step is compared with]({section.slug}_steps.png)",
-        "",
         "### Values by kernel regression",
-        "",
         "The values of `Config.gae()`, which uses no clusters, by the same measure: each rollout predicted by all "
         "others.",
-        "",
-        *markdown_table(("value", "value R²"), [[name, format_r2(found)] for name, found in _values(section).items()]),
-        "",
+        markdown_table(("value", "value R²"), [[name, format_r2(found)] for name, found in _values(section).items()]),
         "### ε of the cosine partition",
-        "",
-        *markdown_table(CURVE, table_rows(CURVE, [o for curve in section.curves.values() for o in curve])),
-        "",
+        markdown_table(CURVE, table_rows(CURVE, [o for curve in section.curves.values() for o in curve])),
         f"![ε curve]({section.slug}_epsilon.png)",
-        "",
         "### Embedders, each at its own ε",
-        "",
         _explanation(section.compared, options.sentence),
-        "",
-        *markdown_table(EMBEDDED, table_rows(EMBEDDED, section.compared)),
-        "",
+        markdown_table(EMBEDDED, table_rows(EMBEDDED, section.compared)),
         f"![Embedders]({section.slug}_embedders.png)",
-        "",
     ]
 
 
