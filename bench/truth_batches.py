@@ -157,10 +157,12 @@ def deltas(reward: Floats, value: Floats, trajectory: Integers, step: Integers, 
 def advantages(batch: Batch, config: bk.Config, kind: str | None = None) -> bk.AdvantageResult:
     """The package's own estimator on a batch, computed once.  A memory holds as many rollouts of the batches before."""
 
+    reads = kind is not None and (config.needs_fingerprint or callable(config.estimator))
+
     def call(of: Batch, memory: bk.ValueMemory | None) -> bk.AdvantageResult:
         return bk.advantage(
             of.group, of.trajectory, of.reward, step=of.step, observation=of.observation,
-            fingerprint=None if kind is None else torch.from_numpy(np.ascontiguousarray(of.fingerprint(kind))),
+            fingerprint=torch.from_numpy(np.ascontiguousarray(of.fingerprint(kind))) if reads else None,
             action_key=of.action_key, memory=memory, config=config,
         )  # fmt: skip
 
