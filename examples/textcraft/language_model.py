@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SEED, COMMAND_TOKENS = 7, 24  # a longer command is cut there
 TAUGHT, BATCH, RATE = 10, 8, 2e-4  # blocks that learn from the expert, its episodes in an update, Adam's rate
+SAVE_AFTER = 60  # seconds between checkpoints, of 400 MB
 UPDATES, EVERY, CHECK, ENOUGH = 120, 20, 48, 0.3  # at most; tasks played every so many; success that ends the lessons
 
 
@@ -112,6 +113,7 @@ def teach(world: Any, model: Any, chat: Chat, folder: Path) -> dict[str, Any]:
         with torch.no_grad():
             for weight, known in zip(weights, saved["weights"], strict=True):
                 weight.copy_(known)
+    saved_at = time.monotonic()
     while state["updates"] < UPDATES and max(state["solved"].values(), default=0.0) < ENOUGH:
         begun, first = time.process_time(), state["updates"] * BATCH
         optimizer.param_groups[0]["lr"] = RATE * min(1.0, (state["updates"] + 1) / 10)
@@ -121,16 +123,18 @@ def teach(world: Any, model: Any, chat: Chat, folder: Path) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         state["updates"] += 1
-        if state["updates"] % EVERY == 0 or state["updates"] == UPDATES:
+        checked = state["updates"] % EVERY == 0 or state["updates"] == UPDATES
+        if checked:
             state["solved"][str(state["updates"])] = check(world, model, chat)
         state["cpu_seconds"] += time.process_time() - begun
-        if state["updates"] % 5 == 0 or state["updates"] == UPDATES:
+        (folder / "lessons.json").write_text(json.dumps(state), encoding="utf-8")
+        if checked or time.monotonic() - saved_at > SAVE_AFTER:
+            saved_at = time.monotonic()
             known = [weight.detach() for weight in weights]
             torch.save(
                 {"state": state, "weights": known, "optimizer": optimizer.state_dict()}, path.with_suffix(".part")
             )
             path.with_suffix(".part").replace(path)
-            (folder / "lessons.json").write_text(json.dumps(state), encoding="utf-8")
     return state
 
 
