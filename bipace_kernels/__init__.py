@@ -73,11 +73,8 @@ __all__ = [
 
 
 # Modules that moved: pickles of earlier versions name them.
-for _old, _new in (
-    ("embedders", embedders.__name__),
-    ("layout", Layout.__module__),
-    ("value_memory", ValueMemory.__module__),
-):
+_MOVED = {"embedders": embedders.__name__, "layout": Layout.__module__, "value_memory": ValueMemory.__module__}
+for _old, _new in _MOVED.items():
     sys.modules[f"{__name__}.{_old}"] = sys.modules[_new]
 
 

@@ -198,9 +198,6 @@ class Config(Handled, Fields, Derived):
         return cls._of({**defaults, "estimator": "gae", "value": value, **changes})
 
 
-Config.__doc__ = (
-    (Config.__doc__ or "").rstrip()
-    + "\n"
-    + "".join(f"\n    {name:<19}  {row.help}" for name, row in settings_of(Config).items())
-)
+_help = "".join(f"\n    {name:<19}  {row.help}" for name, row in settings_of(Config).items())
+Config.__doc__ = f"{(Config.__doc__ or '').rstrip()}\n{_help}"
 PRESETS: dict[str, Callable[..., Config]] = {name: getattr(Config, name) for name in PRESET_NAMES}

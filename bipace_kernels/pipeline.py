@@ -29,7 +29,7 @@ from .estimators.memory import ValueMemory
 from .estimators.partitions import Batch
 from .estimators.table import terms_of
 from .inputs import checks, interop
-from .inputs.columns import Inputs, check_check, check_config, check_inputs, check_memory
+from .inputs.columns import Inputs, check_config, check_inputs, check_memory
 from .inputs.layout import Layout
 from .inputs.values import raise_duplicates, unlike_first
 from .ops import compiled
@@ -108,9 +108,7 @@ def advantage(
         refuse_unknown("advantage()", unknown, [parameter.name for parameter in _known])
     if torch.compiler.is_compiling():
         if memory is not None:
-            raise ValueError(
-                "memory must be None under torch.compile, whose graphs keep no state; call advantage() outside."
-            )
+            raise ValueError("memory must be None under torch.compile: graphs keep no state; call advantage() outside.")
         return compiled.advantage(given, layout, config, backend, check, num_threads)
     # A call that the compiler cannot trace runs eagerly as a whole, not in pieces.  Importing the compiler is slow.
     function = compiled.untraced(run) if "torch._dynamo" in sys.modules else run
@@ -135,7 +133,7 @@ def run(
 ) -> AdvantageResult:
     """advantage() of its arguments by name; torch.ops.bipace.advantage runs it too."""
     cfg = check_config(config)
-    check_check(check)
+    checks.check_check(check)
     check_memory(memory, cfg)
     where = checks.one_device(given)
     chosen = dispatch.choose(backend, where)
@@ -219,9 +217,8 @@ def _bad_records(x: Inputs, everyone: Layout, lay: Records) -> tuple[Tensor | No
     bad = episode_differs = copy_differs = None
     if x.episode_return is not None:
         value = x.episode_return.index_select(0, lay.order)
-        episode_differs = unlike_first(
-            value, value.index_select(0, lay.trajectory_offsets[:-1]).index_select(0, lay.trajectory_of_record)
-        )
+        first = value.index_select(0, lay.trajectory_offsets[:-1])
+        episode_differs = unlike_first(value, first.index_select(0, lay.trajectory_of_record))
         bad = episode_differs | ~value.isfinite()
     if x.rewards is not None and "rewards" in x.config.needs:
         unfit = out_of_range(x.rewards.index_select(0, lay.order))
@@ -232,9 +229,8 @@ def _bad_records(x: Inputs, everyone: Layout, lay: Records) -> tuple[Tensor | No
         copy_differs = unlike_first(reward, reward[every.first])
         # A bad copy invalidates the record whose results its row gets.
         hits = torch.zeros(lay.n_records, dtype=torch.int32, device=x.device)
-        hits.index_add_(
-            0, lay.source.index_select(0, every.order), (copy_differs | out_of_range(reward)).to(torch.int32)
-        )
+        wrong = (copy_differs | out_of_range(reward)).to(torch.int32)
+        hits.index_add_(0, lay.source.index_select(0, every.order), wrong)
         bad = hits > 0 if bad is None else bad | (hits > 0)
     return bad, episode_differs, copy_differs
 

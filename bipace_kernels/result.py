@@ -75,9 +75,8 @@ class AdvantageResult:
         """How well the partition predicts held-out returns; see `ValueR2`."""
         records = self._records()
         lay = records.layout
-        return value_r2(
-            records.returns, records.labels, lay.trajectory_of_record(), lay.group_of_record(), lay.n_groups
-        )
+        ids = lay.trajectory_of_record(), lay.group_of_record(), lay.n_groups
+        return value_r2(records.returns, records.labels, *ids)
 
     @threads.using()
     def check(self) -> None:

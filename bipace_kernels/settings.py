@@ -88,15 +88,13 @@ class Setting:
     def has_effect(self, config: Any) -> bool:
         """Whether a configuration reads it."""
 
-        def word_of(name: str) -> str:
+        def word(name: str) -> str:
             value = getattr(config, name)
             if callable(value):
                 return "function"
             return value if isinstance(value, str) else "above 0" if value > 0 else "0"
 
-        return not self.read_by or any(
-            all(word_of(name) in words for name, words in one.items()) for one in self.read_by
-        )
+        return not self.read_by or any(all(word(name) in words for name, words in one.items()) for one in self.read_by)
 
     @property
     def cure(self) -> dict[str, str]:
@@ -160,9 +158,7 @@ _DIVIDED = ({"episode_norm": ("std",), **_EPISODE[0]}, {"step_norm": ("std",)})
 class Fields:
     """The fields of `Config`, in the order of its arguments."""
 
-    partition: str = setting(
-        "cosine", "rule that clusters a prompt group's steps into states", PARTITIONS, trainer=ABSENT
-    )
+    partition: str = setting("cosine", "rule that clusters a group's steps into states", PARTITIONS, trainer=ABSENT)
     estimator: str | Callable[..., Any] = setting(
         "q_style", "step term A_S inside a cluster; also a function of StepRecords", ESTIMATORS, trainer=ABSENT
     )
@@ -192,9 +188,7 @@ class Fields:
         "zero", "A_ep of a lone rollout: 0, or its return", ("zero", "raw"), read_by=_EPISODE
     )
     delta: float = setting(1e-6, "δ, added to every σ", DELTA, "δ", read_by=_DIVIDED, trainer=ABSENT)
-    length_weight_alpha: float = setting(
-        1.0, "exponent α of HGPO's weights of depths", NOT_NEGATIVE, "α", read_by=_HGPO
-    )
+    length_weight_alpha: float = setting(1.0, "exponent α of HGPO's weights by depth", NOT_NEGATIVE, "α", read_by=_HGPO)
     base_group: bool = setting(False, "whether A_ep joins HGPO's aggregate as depth 0", bool, read_by=_HGPO)
     duplicates: str = setting(
         "raise", "rows with equal ids: an error, counted once, or counted each", DUPLICATES, "RULE", trainer="once"

@@ -45,9 +45,7 @@ class Recorder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(
-                f"{where}record_dir={folder} cannot be made: {error.strerror}; name another folder."
-            ) from error
+            raise ValueError(f"{where}record_dir={folder} cannot be made: {error.strerror}; name another.") from error
         self._began, self._spent, self._last = clock(), 0.0, 0.0
         self._next: int | None = 0  # the next update to be recorded; None: none
         self._expected: tuple[int, Texts] | None = None
@@ -77,12 +75,8 @@ class Recorder:
         try:
             self._write(update, records, result, config, texts)
         except OSError as error:
-            warnings.warn(
-                f"{self.where}record_dir={self.folder}: update {update} cannot be written "
-                f"({error.strerror or error}); recording stops.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            what = f"{self.where}record_dir={self.folder}: update {update} cannot be written"
+            warnings.warn(f"{what} ({error.strerror or error}); recording stops.", RuntimeWarning, stacklevel=2)
             self._next = None
             return
         self._last = self.clock() - began
@@ -141,10 +135,8 @@ def reasons(
     order = taken[np.lexsort((step[taken], trajectory[taken]))]
     own, follows = value[order], np.append(trajectory[order[1:]] == trajectory[order[:-1]], False)[: len(order)]
     after = own * (0.0 if cut is None else torch.as_tensor(cut).cpu().numpy()[order])
-    after, gap = (
-        np.where(follows, np.roll(own, -1), after),
-        np.where(follows, np.roll(step[order], -1) - step[order], 1),
-    )
+    after = np.where(follows, np.roll(own, -1), after)
+    gap = np.where(follows, np.roll(step[order], -1) - step[order], 1)
     delta = np.zeros(len(value))
     delta[order] = torch.as_tensor(reward).cpu().double().numpy()[order] + config.gamma**gap * after - own
     columns = {"value": value, "returns": result.returns.cpu().numpy(), "delta": delta}

@@ -122,12 +122,8 @@ class RolloutRows:
                 first, after = after, after + counts[i]
             before[trajectory[i]], ahead[i] = (self.place[i], first, after), first
         row = self.turns.row
-        return {
-            "group": group[row],
-            "trajectory": number[row],
-            "step": torch.tensor(ahead, dtype=torch.int64)[row] + self.turns.step,
-            "valid": self.valid[row],
-        }
+        step = torch.tensor(ahead, dtype=torch.int64)[row] + self.turns.step
+        return {"group": group[row], "trajectory": number[row], "step": step, "valid": self.valid[row]}
 
     def rewards(self, ids: Mapping[str, Tensor], token_rewards: Tensor) -> tuple[Tensor, Tensor | None]:
         """r [n] float64 of each turn, and R(τ) [n], or None if it is the sum of r.

@@ -192,9 +192,7 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
         except ValueError as error:
             raise InputError("{}: {}", Named("method"), error) from error
         if not isinstance(found, Config):
-            text = (
-                "{} must name a bk.Config, got {}; a function goes into bk.Config(estimator=…) or Config.gae(value=…)."
-            )
+            text = "{} must name a bk.Config, got {}; a function goes into Config(estimator=…) or Config.gae(value=…)."
             raise InputError(text, Named("method"), type(found).__name__)
         return found
 

@@ -228,9 +228,8 @@ class States:
             no = torch.zeros_like(columns["group"], dtype=torch.bool)
             rows = {"truncated": columns.get("truncated", no), "valid": columns.get("valid", ~no)}
             cut, valid, trajectory = gather({**rows, "trajectory": columns["trajectory"]}).values()
-            found["truncated_fraction"] = len(trajectory[cut & valid].unique()) / max(
-                1, len(trajectory[valid].unique())
-            )
+            n = len(trajectory[valid].unique())
+            found["truncated_fraction"] = len(trajectory[cut & valid].unique()) / max(1, n)
         shared = [f"share={config.share}"] if config.value_row is not None and config.share != "group" else []
         shared += ["step_norm=batch"] if config.step_norm == "batch" else []
         if shared and lay.n_groups < FEW_PROMPTS and not self._few:
@@ -274,13 +273,10 @@ class States:
             return torch.zeros_like(rest)
         ignored = self.settings.reward_beyond_steps == "ignore"
         if not self._beyond:
-            warnings.warn(
-                f"rewards hold up to {float(rest.abs().max()):g} beyond the sum of step_rewards, which "
-                f"{'is ignored' if ignored else 'is added to the last step'} "
-                f"({self.where}reward_beyond_steps={self.settings.reward_beyond_steps}).",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            does = "is ignored" if ignored else "is added to the last step"
+            by = f"{self.where}reward_beyond_steps={self.settings.reward_beyond_steps}"
+            text = f"rewards hold up to {float(rest.abs().max()):g} beyond their step_rewards, which {does} ({by})."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         self._beyond = True
         return torch.zeros_like(rest) if ignored else rest
 

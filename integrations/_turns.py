@@ -134,9 +134,7 @@ class Turns:
         """[n] bool from B values: True if the rollout was cut off after the row, else False or None."""
         for row, value in enumerate(rows):
             if value is not None and not isinstance(value, (bool, np.bool_)):
-                raise ValueError(
-                    f"truncated must be one bool per row, True if the rollout was cut off, got {value!r} in row {row}."
-                )
+                raise ValueError(f"truncated must be one bool per row, True if cut off, got {value!r} in row {row}.")
         return torch.tensor([bool(value) for value in rows])[self.row]
 
     def entries(
@@ -284,9 +282,8 @@ def _calls_in(text: str) -> str:
 
 def _keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> dict[str, Tensor]:
     """By one mode of bk.action_keys()."""
-    table = (
-        None if mode == "first_n" else _byte_table(tokenizer, len(tokenizer) if hasattr(tokenizer, "__len__") else 0)
-    )
+    size = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
+    table = None if mode == "first_n" else _byte_table(tokenizer, size)
     if mode == "first_n" or table is not None:
         keys, parsed = action_keys(ids, mode=mode, n=n, mask=mask, token_bytes=table, check="now")
     else:
@@ -312,9 +309,6 @@ def _byte_table(tokenizer: Any, size: int) -> TokenBytes | None:
     try:
         return token_bytes(tokenizer)
     except (TypeError, ValueError) as error:
-        warnings.warn(
-            f"action keys are made from decoded text, since the tokenizer has no table of bytes: {error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        text = f"action keys are made from decoded text, since the tokenizer has no table of bytes: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None

@@ -29,9 +29,8 @@ def check_version(trainer: str) -> None:
         public = None
     if public is not None and Version(oldest) <= public <= Version(newest):
         return
-    warn_once(
-        f"release of {trainer}",
+    text = (
         f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, but this is {found}: compare the "
-        f"advantages of the first batch with bipace_kernels.advantage(), or install {trainer}=={newest}.",
-        stacklevel=3,
+        f"advantages of the first batch with bipace_kernels.advantage(), or install {trainer}=={newest}."
     )
+    warn_once(f"release of {trainer}", text, stacklevel=3)

@@ -67,9 +67,7 @@ def _why_not(compiled: Any, torch: Any) -> str:
         if driver == 0:
             return f"no NVIDIA driver was found; the kernels need one for CUDA {needed} or newer"
         if driver < runtime // 1000 * 1000:
-            return (
-                f"the NVIDIA driver is too old: the kernels need one for CUDA {needed} or newer, found {_text(driver)}"
-            )
+            return f"the NVIDIA driver is too old: it must be for CUDA {needed} or newer, found {_text(driver)}"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA, so no tensor can be on a GPU"
     if not torch.cuda.is_available():

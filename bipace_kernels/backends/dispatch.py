@@ -20,17 +20,13 @@ from . import contract as stages
 from . import cuda_loader, native_loader, triton_loader
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
-STAGES = (
-    "returns", "episode", "clusters", "observations", "similar", "values", "critic", "combine", "action_keys", "ngrams",
-)  # fmt: skip
+
 HOST = ("similar", "ngrams")  # stages of texts, always on the host
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
 _AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by the tensors' device, best first
-_importing = threading.RLock()  # threads that import modules of one package at once may meet Python's _DeadlockError
+_imports = threading.RLock()  # threads that import modules of one package at once may meet Python's _DeadlockError
 if hasattr(os, "register_at_fork"):  # no child begins with a module half imported, or with the lock of a lost thread
-    os.register_at_fork(
-        before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
-    )
+    os.register_at_fork(before=_imports.acquire, after_in_parent=_imports.release, after_in_child=_imports.release)
 
 
 def package_of(backend: str, stage: str) -> str:
@@ -69,7 +65,7 @@ class Backend:
     def __getattr__(self, stage: str) -> Any:
         if stage not in STAGES:
             raise AttributeError(f"backend {self.name!r} has no stage {stage!r}; stages are {', '.join(STAGES)}.")
-        with _importing:
+        with _imports:
             module = importlib.import_module(f"bipace_kernels.backends.{package_of(self.name, stage)}.{stage}")
         setattr(self, stage, module)
         return module
@@ -78,6 +74,7 @@ class Backend:
         return f"Backend({self.name!r})"
 
 
+STAGES = tuple(Backend.__annotations__)
 _backend = functools.cache(Backend)
 
 
@@ -189,11 +186,8 @@ def _auto(kind: str) -> str:
     if kind == "cpu":
         why = _why_not("cpu")
         if why:
-            warn_once(
-                f"fallback: {why}",
-                f"bipace_kernels falls back to backend='reference' (plain Python, slow): {why}",
-                stacklevel=5,
-            )
+            text = f"bipace_kernels falls back to backend='reference' (plain Python, slow): {why}"
+            warn_once(f"fallback: {why}", text, stacklevel=5)
         return "reference" if why else "cpu"
     name, why = taken_for(kind)
     if name is None:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ..backends import dispatch, threads
 from ..clustering.cluster import _epsilons, cluster
-from ..clustering.epsilon import choose_epsilon, pair
-from ..clustering.sizes import measure_sizes
+from ..clustering.epsilon import choose_epsilon, measure_sizes, pair
 from ..inputs import checks
 from ..inputs.ids import number_objects
 from ..settings import RADII
@@ -146,9 +145,6 @@ def calibrate(
     return Calibration(scan, choice, reason, name, **counts, majority=majority, **rule, seconds=seconds)
 
 
-# ---- measuring
-
-
 def _clustered(x: Tensor, groups: Tensor, radii: list[float], backend: str) -> list[dict[str, float]]:
     """Clusters of the states [N, D] under each ε."""
     if not bool((x != 0).any(dim=1).all()):
@@ -159,15 +155,9 @@ def _clustered(x: Tensor, groups: Tensor, radii: list[float], backend: str) -> l
         _, first, counts = np.unique(row.numpy(), return_index=True, return_counts=True)
         largest = np.zeros(int(groups.max()) + 1, np.int64)  # cluster of each group
         np.maximum.at(largest, groups.numpy()[first], counts)
-        measured = {
-            "epsilon": epsilon,
-            "clusters": sizes.clusters,
-            "singletons": sizes.singletons,
-            "median_size": sizes.median,
-            "largest": int(largest.sum()) / len(x),
-            "alone": sizes.singletons * sizes.clusters / len(x),
-        }
-        scan.append(measured)
+        measured = {"epsilon": epsilon, "clusters": sizes.clusters, "singletons": sizes.singletons}
+        shares = {"largest": int(largest.sum()) / len(x), "alone": sizes.singletons * sizes.clusters / len(x)}
+        scan.append({**measured, "median_size": sizes.median, **shares})
     return scan
 
 
@@ -185,9 +175,6 @@ def _probed(x: Tensor, labels: Any, same: Any, folds: int, seed: int) -> dict[st
     with threadpool_limits(1):
         scores = cross_val_score(model, x.numpy(), labels, groups=same, cv=cut, error_score="raise")
     return {"accuracy": float(scores.mean()), "stderr": float(scores.std(ddof=1) / len(scores) ** 0.5)}
-
-
-# ---- the rule
 
 
 def _scanned(item: Pair, measured: Mapping[str, Any], e: int, min_clusters: int) -> Scanned:
@@ -225,9 +212,6 @@ def _choose(
     return Chosen(best.layer, best.pooling, chosen.epsilon, *measured, chosen.probes), reason
 
 
-# ---- arguments
-
-
 def _radii(epsilons: Any) -> list[float]:
     radii = _epsilons(epsilons if isinstance(epsilons, (list, tuple)) else [epsilons])
     assert isinstance(radii, list)
@@ -254,9 +238,7 @@ def _numbered(values: Any, name: str, n: int) -> tuple[Tensor, list[Any]]:
         raise ValueError(f"{name} must have one entry per prompt, N = {n}, got {got}.")
     items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
     if None in items:
-        raise ValueError(
-            f"{name}[{items.index(None)}] must be a value, got None; give it a value, or leave the prompt out."
-        )
+        raise ValueError(f"{name}[{items.index(None)}] must be a value, got None; give one, or leave the prompt out.")
     return number_objects(items, name).cpu(), list(dict.fromkeys(items))
 
 
@@ -268,8 +250,7 @@ def _check_classes(labels: Any, same: Any, names: list[Any], folds: int) -> None
         distinct = len(np.unique(same[labels == number]))
         if distinct < folds:
             raise ValueError(
-                f"labels must have at least folds = {folds} distinct prompts each, but {name!r} has {distinct}; give "
-                "more prompts, or fewer folds."
+                f"labels must have folds = {folds} distinct prompts each, but {name!r} has {distinct}; give more, or fewer folds."
             )
 
 

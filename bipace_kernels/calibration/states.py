@@ -37,8 +37,7 @@ def token_ids(prompts: Any, tokenizer: Any) -> list[list[int]]:
         raise ValueError("prompts must hold at least one prompt, got none.")
     if tokenizer is not None and not callable(tokenizer):
         raise TypeError(
-            f"tokenizer must be a transformers tokenizer, got {checks.type_name(tokenizer)}; use "
-            "AutoTokenizer.from_pretrained(folder)."
+            f"tokenizer must be a transformers tokenizer, got {checks.type_name(tokenizer)}; load one by AutoTokenizer."
         )
     rows = [_row(prompt, i, tokenizer) for i, prompt in enumerate(prompts)]
     for i, row in enumerate(rows):
@@ -61,8 +60,7 @@ def _row(prompt: Any, i: int, tokenizer: Any) -> list[int]:
     if chat:  # as text first: whether the template returns ids or a dict depends on the version of transformers
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(
-                f"prompts[{i}] is chat messages, but the tokenizer has no chat template; give texts, or set "
-                "tokenizer.chat_template."
+                f"prompts[{i}] is chat messages, but the tokenizer has no chat_template; set it, or use texts."
             )
         text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
     tokens: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]

@@ -12,7 +12,7 @@ from types import FrameType
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..support.optional import MissingPackageError
@@ -109,14 +109,8 @@ def notes() -> Iterator[None]:
 def progress() -> Iterator[Progress]:
     """A transient progress display on stderr; silent where stderr is no terminal."""
     console = stderr()
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    parts = (SpinnerColumn(), "{task.description}", BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*parts, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
 
 

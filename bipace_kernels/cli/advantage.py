@@ -70,7 +70,7 @@ def run(given: Mapping[str, Any]) -> None:
         wanted = ["valid"]
         wanted += ["action"] if config.has_clusters or config.reads_keys else []
         wanted += ["truncated"] if config.needs_truncated else []
-        records = read_records(options, columns, config, bar, ["action"] if config.needs_keys else [], wanted)
+        records = read_records(options, columns, bar, ["action"] if config.needs_keys else [], wanted)
         stage(bar, "computing advantages")
         result = estimate(records, config, state, options)
         summary = summarise(records, result)
@@ -81,12 +81,7 @@ def run(given: Mapping[str, Any]) -> None:
 
 
 def read_records(
-    options: SimpleNamespace,
-    columns: rollouts.Columns,
-    config: bk.Config,
-    bar: Progress,
-    needed: Sequence[str],
-    wanted: Sequence[str],
+    options: SimpleNamespace, columns: rollouts.Columns, bar: Progress, needed: Sequence[str], wanted: Sequence[str]
 ) -> rollouts.Rollouts:
     """The records of the files, with their fingerprints if they are given."""
     task = stage(bar, "reading", rollouts.total_bytes(options.rollouts))
@@ -96,7 +91,7 @@ def read_records(
         needed=[*needed, *(["fingerprint"] if columns.fingerprint else [])],
         wanted=wanted,
         merge_files=options.merge_files,
-        allow_nonfinite=config.on_invalid == "singleton",
+        allow_nonfinite=options.on_invalid == "singleton",
         longest_line=options.longest_line,
         advance=lambda n: bar.advance(task, n),
     )
@@ -126,13 +121,10 @@ def _check_options(
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     if from_file and not config.needs_fingerprint:
         raise CliError(
-            f"fingerprints go with --partition cosine and --preset gae, got --partition {config.partition} with "
-            f"estimator {config.estimator}."
+            f"fingerprints go with --partition cosine and --preset gae, got {config.partition} and {config.estimator}."
         )
     if state.depth and from_file:
-        raise CliError(
-            "--state only affects n-gram fingerprints, but the fingerprints come from a file; leave --state out."
-        )
+        raise CliError("--state only affects n-gram fingerprints, but these come from a file; leave --state out.")
     has_depth = SETTINGS["history_length"].has_effect(config)
     if state.depth and (has_depth or not config.has_clusters) and not config.needs_fingerprint:
         cure = "use --history-length" if has_depth else "leave it out"

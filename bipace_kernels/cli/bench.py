@@ -21,7 +21,6 @@ def run(given: Mapping[str, Any]) -> None:
         if error.name is None or not MODULE.startswith(error.name):
             raise
         raise CliError(
-            "this installation has no benchmarks (bipace_kernels.bench); install the wheel, or run `python -m bench` "
-            "in a checkout."
+            "this installation has no benchmarks; install the wheel, or run `python -m bench` in a checkout."
         ) from None
     raise typer.Exit(module.main(list(given["args"])) or 0)

@@ -56,9 +56,6 @@ def run(given: Mapping[str, Any]) -> None:
         raise CliError(f"nothing was chosen: {calibration.reason}")
 
 
-# ---- input
-
-
 def read_prompts(path: str, options: SimpleNamespace) -> tuple[list[Any], list[Any], list[Any] | None]:
     """Prompts, labels and groups of a .jsonl or .jsonl.gz file; CliError names the line and the field."""
     prompts: list[Any] = []
@@ -101,9 +98,7 @@ def _id(record: dict[str, Any], name: str, option: str, where: str) -> Any:
 def load_model(folder: str, options: SimpleNamespace) -> tuple[Any, Any]:
     """The causal model and its tokenizer, from local files; CliError if they are missing."""
     if not (Path(folder) / "config.json").is_file():
-        raise CliError(
-            f"{folder} must be a folder of a Hugging Face model, but it has no config.json; download a model first."
-        )
+        raise CliError(f"{folder} must be a folder of a Hugging Face model but has no config.json; download one first.")
     transformers = optional.need("transformers", "bipace calibrate")
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype, None)
     if dtype != "auto" and dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -139,12 +134,8 @@ def _layers(text: str | None) -> Any:
         return [part if part.startswith("block ") else int(part) for part in parts]
     except ValueError:
         raise CliError(
-            f"--layers must be all, or indices into hidden_states and 'block N' with commas between them, e.g. "
-            f'-8,-12,"block 27", got {text!r}.'
+            f"""--layers must be all, or numbers and 'block N' with commas between them, such as -8,'block 27', got {text!r}."""
         ) from None
-
-
-# ---- output
 
 
 def _write(result: Any, options: SimpleNamespace) -> None:

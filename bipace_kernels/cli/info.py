@@ -78,10 +78,7 @@ def _cpu_model() -> str:
 
 def _instruction_set() -> str:
     """The instruction set that the compiled kernels use here."""
-    try:
-        return str(native_loader.load().isa())
-    except (ImportError, AttributeError):
-        return "none: the compiled kernels are not installed"
+    return "none: the compiled kernels do not load" if native_loader.reason() else str(native_loader.load().isa())
 
 
 def _print(facts: dict[str, Any]) -> None:

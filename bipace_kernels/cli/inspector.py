@@ -120,9 +120,6 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-# ---- the content
-
-
 def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
     """What the page shows, as JSON: columns with an entry for each record, by prompt group, rollout and step.
 

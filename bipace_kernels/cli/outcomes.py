@@ -60,9 +60,6 @@ class Outcome:
         }
 
 
-# ---- tables
-
-
 def format_r2(value_r2: bk.ValueR2) -> str:
     """'0.083 ± 0.021 (92 %)'; '–' where returns do not differ."""
     if value_r2.r2 is None:

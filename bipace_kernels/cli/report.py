@@ -60,14 +60,14 @@ def run(given: Mapping[str, Any]) -> None:
     check_sources(options.action_mode, options.fingerprint, columns)
     if options.similar is False and options.similarity != bk.Config.similarity:
         raise CliError("--similarity has no effect with --no-similar; leave one of them out.")
-    config = _base_config(options, actions=True)
+    _base_config(options, actions=True)  # raises for wrong options before anything is read
     output.check_folder(options.out, "--out")
     optional.need("matplotlib", "bipace report")
     if options.html:
         optional.need("jinja2", "bipace report --html")
     with notes(), progress() as bar:
         wanted = ["action", "valid", "success", *(RECORDED if options.html else [])]
-        records = read_records(options, columns, config, bar, [], wanted)
+        records = read_records(options, columns, bar, [], wanted)
         sections = _sections(records)
         if options.sentence is not None:
             _encode(sections, options.sentence, bar)
@@ -125,12 +125,7 @@ def _slug(name: str, taken: set[str]) -> str:
     return slug
 
 
-# ---- computing
-
-
-def _compare(
-    section: Section, options: SimpleNamespace, epsilons: Sequence[float], advance: Callable[[], None]
-) -> None:
+def _compare(section: Section, options: SimpleNamespace, radii: Sequence[float], advance: Callable[[], None]) -> None:
     """Fills the section's table and curves."""
     records = section.records
     shared = shared_arguments(records, options.action_mode, options.backend, options.threads)
@@ -168,14 +163,14 @@ def _compare(
         of = "" if name == "observation" else f" of history {depth}"
         with refused(records, f"{section.name}, partition cosine n-grams{of}"):
             swept = bk.cluster(
-                fingerprint, epsilon=epsilons, layout=taking_part, backend=options.backend, num_threads=options.threads
+                fingerprint, epsilon=radii, layout=taking_part, backend=options.backend, num_threads=options.threads
             )
         curve = []
-        for epsilon, codes in zip(epsilons, swept, strict=True):
+        for epsilon, codes in zip(radii, swept, strict=True):
             settings = {"partition": "cosine", "state": str(state), "epsilon": epsilon}
             curve.append(outcome(f"cosine_{name}", f"cosine n-grams{of}, ε {epsilon:g}", settings, codes=codes))
         section.curves[name] = curve
-        section.table.append(curve[list(epsilons).index(options.epsilon)])
+        section.table.append(curve[list(radii).index(options.epsilon)])
         gae = partial(bk.Config.gae, gamma=options.gamma)
         with refused(records, f"{section.name}, partition kernel over n-grams{of}"):
             section.values[f"{state}, n-grams"] = bk.kernel_value_r2(
@@ -249,9 +244,6 @@ def _runs_similar(records: rollouts.Rollouts, options: SimpleNamespace, *, cheap
     return bool(options.similar)
 
 
-# ---- drawing
-
-
 def _draw(section: Section, options: SimpleNamespace, folder: Path) -> None:
     from . import figures
 
@@ -263,9 +255,6 @@ def _draw(section: Section, options: SimpleNamespace, folder: Path) -> None:
     levels = [outcome for outcome in section.table if outcome.key in ("exact", "history")]
     figures.epsilon_curve(folder / f"{section.slug}_epsilon.png", section.name, curves, levels, options.epsilon)
     figures.embedders(folder / f"{section.slug}_embedders.png", section.name, section.compared, BAND)
-
-
-# ---- writing
 
 
 def _inspector(sections: Sequence[Section], options: SimpleNamespace) -> str:

@@ -50,15 +50,12 @@ class Columns:
     valid: str = "valid"
     success: str = "success"
     truncated: str = "truncated"
-    trained_advantage: str = "bipace_advantage"  # these are recorded by trainers
-    trained_cluster: str = "bipace_cluster"
-    trained_value: str = "bipace_value"
-    trained_returns: str = "bipace_returns"
-    trained_delta: str = "bipace_delta"
-    trained_step_term: str = "bipace_step_term"
-    trained_neighbours: str = "bipace_neighbours"
-    trained_kernel: str = "bipace_kernel"
     fingerprint: str | None = None
+
+    def __getattr__(self, name: str) -> str:  # of what trainers record
+        if not name.startswith("trained_"):
+            raise AttributeError(name)
+        return name.replace("trained", "bipace", 1)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Columns:
@@ -122,11 +119,8 @@ class Rollouts:
     def counts(self) -> dict[str, int]:
         """Valid records, their trajectories and prompt groups."""
         rows = [row for row in range(len(self)) if self.is_valid(row)]
-        return {
-            "records": len(rows),
-            "trajectories": len(np.unique(self.trajectory[rows])),
-            "groups": len(np.unique(self.group[rows])),
-        }
+        groups, trajectories = len(np.unique(self.group[rows])), len(np.unique(self.trajectory[rows]))
+        return {"records": len(rows), "trajectories": trajectories, "groups": groups}
 
     def select(self, rows: Sequence[int]) -> Rollouts:
         """Some of the records, renumbered."""
@@ -206,10 +200,9 @@ def read(
                 setattr(rollouts, name, None)
         optional = tuple(name for name in optional if name in present)
     for name in wanted:
-        if name not in seen and getattr(columns, name) != getattr(Columns(), name):
-            raise CliError(
-                f'No record of {", ".join(paths)} has the field "{getattr(columns, name)}" that --{name}-column names.'
-            )
+        column = getattr(columns, name)
+        if name not in seen and column != getattr(Columns(), name):
+            raise CliError(f'No record of {", ".join(paths)} has the field "{column}" that --{name}-column names.')
     rollouts.number()
     return rollouts
 
@@ -236,8 +229,6 @@ def _check_paths(paths: Sequence[str]) -> None:
             raise CliError(f"{path} is given twice{also}; give each file once.")
         seen[real] = path
 
-
-# ---- one record
 
 TRAINED = ("advantage", "value", "returns", "delta", "step_term")
 # Checks of the fields, methods of _Parser.
@@ -314,11 +305,8 @@ class _Parser:
             raise _Wrong("a string or an integer", value)
         first = self.id_types.setdefault(name, type(value))
         if type(value) is not first:
-            raise _Wrong(
-                f"{'a string' if first is str else 'an integer'} like in the records before",
-                value,
-                ' One kind of id per file, so that 1 and "1" cannot be taken for each other.',
-            )
+            kind = "a string" if first is str else "an integer"
+            raise _Wrong(f"{kind} like in the records before", value, ' Of ids of two kinds, 1 and "1" look alike.')
         return self._text(name, value) if isinstance(value, str) else self._int64(value)
 
     def _int64(self, value: int) -> int:
@@ -344,9 +332,7 @@ class _Parser:
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise _Wrong(
-                    "a string of valid Unicode", value, f" Half a surrogate pair is at character {error.start}."
-                ) from None
+                raise _Wrong("valid Unicode", value, f" Half a surrogate pair is at character {error.start}.") from None
         return value
 
     def _reward(self, name: str, value: Any) -> float:
@@ -432,9 +418,6 @@ def _shown(value: Any) -> str:
     return f"the string {json.dumps(text)}" if isinstance(value, str) else f"{type(value).__name__} {text}"
 
 
-# ---- JSON lines
-
-
 class _Repeated(ValueError):
     """A JSON object that holds a key twice."""
 
@@ -482,9 +465,8 @@ def json_lines(
                 if text.strip(b" \t\r\n"):
                     yield line, _json_object(text, line, f"{path}, line {line}")
     except (EOFError, BadGzipFile, zlib.error) as error:
-        raise CliError(
-            f"{path} is truncated or damaged after line {line}: {str(error).rstrip('.')}. Copy or compress it again."
-        ) from None
+        reason = str(error).rstrip(".")
+        raise CliError(f"{path} is truncated or damaged after line {line}: {reason}. Copy it again.") from None
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror or error}.") from None
 
@@ -495,16 +477,12 @@ def _json_object(raw: bytes, line: int, here: str) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CliError(
-            f"{here}: expected UTF-8, got the byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line."
-        ) from None
+        raise CliError(f"{here}: expected UTF-8, got 0x{raw[error.start]:02x} at byte {error.start + 1}.") from None
     try:
         # Without its line end: an unfinished object ends in this line, and not at column 1 of the next.
         record = json.loads(text.rstrip(), object_pairs_hook=_object)
     except _Repeated as error:
-        raise CliError(
-            f'{here}, field "{_cut(str(error))}": the key occurs twice in one object; keep one of them.'
-        ) from None
+        raise CliError(f'{here}, field "{_cut(str(error))}": the key occurs twice in one object; keep one.') from None
     except json.JSONDecodeError as error:
         cure = "" if raw.endswith(b"\n") else " It is the last line, without a line end: the file may be truncated."
         raise CliError(
@@ -517,9 +495,6 @@ def _json_object(raw: bytes, line: int, here: str) -> dict[str, Any]:
         cure = " Write one record per line, not one list of records." if isinstance(record, list) else ""
         raise CliError(f"{here}: expected one JSON object, got {_shown(record)}.{cure}")
     return record
-
-
-# ---- Parquet
 
 
 def _read_parquet(parser: _Parser, advance: Advance | None) -> None:

@@ -81,9 +81,7 @@ def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
     if not isinstance(array, np.ndarray):
         raise CliError(f"--fingerprint {path} must be one array in .npy format, got an archive; save it with np.save.")
     if array.ndim != 2 or array.shape[0] != n or array.shape[1] == 0:
-        raise CliError(
-            f"--fingerprint {path} must have shape [N, D] with one row per record, N = {n}, got {list(array.shape)}."
-        )
+        raise CliError(f"--fingerprint {path} must have shape [N, D] with N = {n} records, got {list(array.shape)}.")
     if array.dtype not in (np.float16, np.float32, np.float64):
         raise CliError(f"--fingerprint {path} must be float16, float32 or float64, got {array.dtype}.")
     return np.ascontiguousarray(array)

@@ -9,7 +9,7 @@ import torch
 
 from ..backends import threads
 from ..config import Config
-from ..inputs.columns import check_check
+from ..inputs import checks
 from ..inputs.fingerprints import take_fingerprints
 from ..inputs.layout import Layout
 
@@ -52,7 +52,7 @@ def action_clusters(
     ValueError for bad rows, which it names; TypeError unless action_fingerprint is a matrix of floats.
     """
     Config.bigpo(epsilon)  # checks the range and names the field
-    check_check(check)
+    checks.check_check(check)
     if on_invalid not in ("raise", "singleton"):
         raise ValueError(f'on_invalid must be "raise" or "singleton", got {on_invalid!r}.')
     named = {"action_fingerprint": action_fingerprint}

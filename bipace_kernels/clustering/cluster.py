@@ -11,7 +11,6 @@ from torch import Tensor
 from ..backends import threads
 from ..config import Config
 from ..inputs import checks
-from ..inputs.columns import check_check
 from ..inputs.fingerprints import take_fingerprints
 from ..inputs.layout import Layout
 from ..settings import EPSILON, RADII
@@ -52,7 +51,7 @@ def cluster(
     differ from a call with only that ε where a decision is within 1e-5 of the rule.
     """
     epsilons = _epsilons(epsilon)
-    check_check(check)
+    checks.check_check(check)
     rows = take_fingerprints(group, trajectory, step, layout, backend, num_threads, fingerprint=fingerprint)
     usable = rows.usable(check)
     if isinstance(epsilons, float):

@@ -17,8 +17,7 @@ from ..inputs import checks
 from ..inputs.fingerprints import Fingerprints, take_fingerprints
 from ..inputs.layout import Layout
 from ..settings import RADII
-from .epsilon import pair
-from .sizes import Sizes, measure_sizes
+from .epsilon import Sizes, measure_sizes, pair
 
 OBJECTIVES = ("median", "value_r2")
 
@@ -88,9 +87,7 @@ class EpsilonController:
         self.max_step = checks.check_number_in(max_step, "max_step", 1.0, 2.0)
         self.points = checks.integer_at_least(points, "points", 3)
         if self.points % 2 == 0 or self.points > 63:
-            raise ValueError(
-                f"points must be odd and at most 63, got {points}: the current ε and as many on either side."
-            )
+            raise ValueError(f"points must be odd and at most 63, got {points}: ε and as many on either side.")
         if self.max_step == 1.0:
             raise ValueError("max_step must be above 1, got 1; for a fixed ε use no controller.")
         self.slack = checks.check_number_in(slack, "slack", 0.0, 1.0)
@@ -102,8 +99,6 @@ class EpsilonController:
         self._moves = 0
         self._sizes = Sizes(0.0, 0.0, 0)
         self._r2: float | None = None
-
-    # ---- the step ------------------------------------------------------------------------------------------------
 
     @threads.using()
     def update(
@@ -152,13 +147,10 @@ class EpsilonController:
             return None
         if returns is None:
             raise ValueError(
-                "returns is missing; objective='value_r2' predicts them. Pass discounted_returns(...), or use "
-                "objective='median'."
+                "returns is missing; objective='value_r2' needs it. Pass discounted_returns(...), or use 'median'."
             )
         if trajectory is None and layout is None:
-            raise ValueError(
-                "trajectory is missing; objective='value_r2' compares trajectories. Pass one id per row, or a layout."
-            )
+            raise ValueError("trajectory is missing; objective='value_r2' needs it. Pass one id per row, or a layout.")
         values = checks.real_vector(returns, "returns", lay.n_rows).cpu()
         return values.index_select(0, lay.order).to(torch.float32)
 
@@ -184,8 +176,6 @@ class EpsilonController:
                 r2 = value_r2(reward[at], row[at], trajectory[at], group[at], lay.n_groups).r2
             points.append(_Point(epsilon, sizes, r2))
         return points
-
-    # ---- the rule ------------------------------------------------------------------------------------------------
 
     def _choose(self, points: list[_Point], here: int) -> tuple[int, str]:
         """The point to take, and the reason."""
@@ -257,8 +247,6 @@ class EpsilonController:
         """How far a median is outside the band, on a logarithmic scale."""
         low, high = self.band
         return max(math.log(low / size), math.log(size / high), 0.0)
-
-    # ---- metrics and state ---------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
         """Plain floats for a trainer's logger, from the last update that had rows.

@@ -94,18 +94,15 @@ def _warn_if_degenerate(records: Records, labels: Any) -> None:
         high = np.maximum.reduceat(labels, offsets[:-1])[large]
         share = float((low == high).mean())
         if share >= 0.9:
-            warn_once(
-                "metrics: one_cluster",
-                f"{share:.0%} of the prompt groups with {_F1_GROUP} or more records hold one single cluster: the "
-                "partition does not distinguish states, and the step term is a group baseline. Lower epsilon or "
-                "choose another layer.",
-                stacklevel=5,
+            text = (
+                f"{share:.0%} of the prompt groups with {_F1_GROUP} or more records hold one single cluster: the step "
+                "term is a group baseline, since no states are distinguished. Lower epsilon or choose another layer."
             )
+            warn_once("metrics: one_cluster", text, stacklevel=5)
     alone = float((np.bincount(labels)[labels] == 1).mean()) if labels.size else 0.0
     if alone >= 0.95:
-        warn_once(
-            "metrics: all_alone",
+        text = (
             f"{alone:.0%} of the rows are alone in their cluster: the step term is 0 nearly everywhere. Raise epsilon, "
-            "or check that the fingerprints belong to these rows.",
-            stacklevel=5,
+            "or check that the fingerprints belong to these rows."
         )
+        warn_once("metrics: all_alone", text, stacklevel=5)

@@ -93,14 +93,8 @@ class Unread:
         by_record: dict[str, Any] = {name: None if x is None else x.index_select(0, at) for name, x in columns.items()}
         usable = None if state is None else state.masked_select(keep) == 0
         rms = None if raw is None else math.sqrt(float((raw.numpy() ** 2).mean())) if raw.numel() else 0.0
-        return Records(
-            part,
-            n_checked=lay.n_records,
-            usable=usable,
-            partition=self.inputs.config.partition,
-            raw_rms=rms,
-            **by_record,
-        )
+        partition = self.inputs.config.partition
+        return Records(part, n_checked=lay.n_records, usable=usable, partition=partition, raw_rms=rms, **by_record)
 
     def check(self, rows: AdvantageResult) -> None:
         if not self.checked:

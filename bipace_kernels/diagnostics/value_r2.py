@@ -63,13 +63,11 @@ def mean_of_others(r: Floats, g: Ints, t: Ints) -> tuple[Bools, Floats]:
     return others > 0, _ratio(group_sum[g] - trajectory_sum[t], others)
 
 
-def judged(
-    r: Floats, prediction: Floats, base: Floats, taken: Bools, covered: Bools, g: Ints, n_groups: int
-) -> ValueR2:
+def judged(r: Floats, predicted: Floats, base: Floats, taken: Bools, covered: Bools, g: Ints, n_groups: int) -> ValueR2:
     """ValueR2 of predictions [M] against those of the group's others, over the records taken."""
     if not taken.any():
         return ValueR2(None, 0.0, None)
-    error = np.where(taken, (r - prediction) ** 2, 0.0)
+    error = np.where(taken, (r - predicted) ** 2, 0.0)
     spread = np.where(taken, (r - base) ** 2, 0.0)
     error_of_group = np.bincount(g, weights=error, minlength=n_groups)
     spread_of_group = np.bincount(g, weights=spread, minlength=n_groups)

@@ -32,7 +32,7 @@ from ..estimators.memory import ValueMemory
 from ..estimators.table import StepRecords
 from ..inputs import checks, interop
 from ..inputs.canonical import canonical
-from ..inputs.columns import check_check, check_columns, check_config, check_memory
+from ..inputs.columns import check_columns, check_config, check_memory
 from ..inputs.ids import as_sequence, elements, ids_to_int, is_integer, number_objects
 from ..inputs.observations import check_text
 from ..inputs.transfer import to_device, to_host
@@ -106,7 +106,7 @@ def advantage(
     }  # fmt: skip
 
     def prepare() -> _Own:
-        check_check(check)
+        checks.check_check(check)
         return _check_own(given, config, backend, num_threads, memory)
 
     held = None if memory is None else memory.state()
@@ -180,9 +180,7 @@ def plan_owners(held: Any, cost: Any = None) -> Tensor:
     """
     table = checks.to_tensor(held, "held", "counts of shape [R, G]").cpu()
     if table.ndim != 2 or table.shape[0] == 0 or table.dtype.is_floating_point or (table < 0).any():
-        raise ValueError(
-            f"held must be counts of shape [R, G] with R ≥ 1, got {table.dtype} {list(table.shape)}; one row per rank."
-        )
+        raise ValueError(f"held must be counts [R, G], a row per rank, got {table.dtype} {list(table.shape)}.")
     counts = table.to(torch.int64).numpy()
     n_ranks, n_groups = counts.shape
     if cost is None:
@@ -196,16 +194,10 @@ def plan_owners(held: Any, cost: Any = None) -> Tensor:
     owner = np.zeros(n_groups, dtype=np.int64)
     for g in np.argsort(-price, kind="stable"):
         fits = np.flatnonzero(load + price[g] <= room)
-        if fits.size:
-            most = fits[counts[fits, g] == counts[fits, g].max()]
-        else:
-            most = np.arange(n_ranks)
+        most = fits[counts[fits, g] == counts[fits, g].max()] if fits.size else np.arange(n_ranks)
         owner[g] = most[np.argmin(load[most])]
         load[owner[g]] += price[g]
     return torch.from_numpy(owner)
-
-
-# -------------------------------------------------------------------------------------------------- what one rank has
 
 
 @dataclass(frozen=True)
@@ -305,8 +297,11 @@ def _plain_fields(cfg: Config) -> dict[str, Any]:
 
 def _first_of_each(items: Any, number: Tensor) -> list[Any]:
     """The items at the first appearances of the numbers 0, 1, …"""
-    _, first = np.unique(number.numpy(), return_index=True)
-    chosen = checks.take_rows(items, torch.from_numpy(first))
+    return _taken_of(items, torch.from_numpy(np.unique(number.numpy(), return_index=True)[1]))
+
+
+def _taken_of(items: Any, rows: Tensor) -> list[Any]:
+    chosen = checks.take_rows(items, rows)
     return list(chosen.tolist() if isinstance(chosen, (np.ndarray, Tensor)) else chosen)
 
 
@@ -335,17 +330,11 @@ def _observation_codes(items: Any, n: int, taken: Tensor) -> tuple[str, Tensor, 
 
 def _observation_texts(items: Any, n: int, taken: Tensor, longest: int) -> list[bytes]:
     """[n] the observations as UTF-8; of padding empty."""
-    here = checks.take_rows(items, taken)
     texts = [b""] * n
-    for row, text in zip(
-        taken.tolist(), here.tolist() if isinstance(here, (np.ndarray, Tensor)) else here, strict=True
-    ):
+    for row, text in zip(taken.tolist(), _taken_of(items, taken), strict=True):
         check_text(text, row, longest)
         texts[row] = text.encode(*_UTF8)
     return texts
-
-
-# ------------------------------------------------------------------------------------------------------- all of them
 
 
 def _run(process_group: Any, prepare: Callable[[], _Own]) -> AdvantageResult:
@@ -362,9 +351,8 @@ def _run(process_group: Any, prepare: Callable[[], _Own]) -> AdvantageResult:
     state: Tensor | None = None
     failed: str | None = None
     if cfg.needs_fingerprint or not of_codes:
-        plan = _Plan.make(
-            ranks, columns, counts, together=_makes_values(cfg) and (cfg.share != "group" or callable(cfg.value))
-        )
+        together = _makes_values(cfg) and (cfg.share != "group" or callable(cfg.value))
+        plan = _Plan.make(ranks, columns, counts, together=together)
         labels, state, failed = _labels(ranks, plan, columns, head, own)
         if _makes_values(cfg):
             columns["value"], columns["raw_advantage"] = labels.view(torch.float64)
@@ -404,8 +392,7 @@ class _NoFingerprints(StepRecords):
         if name == "fingerprint":
             raise ValueError(
                 "an estimator function cannot read records.fingerprint in bipace_kernels.distributed, since "
-                "fingerprints do not travel to every rank; use records.cluster, or gather the rows and call "
-                "bipace_kernels.advantage()."
+                "fingerprints do not travel to every rank; use records.cluster, or gather the rows."
             )
         return super().__getattribute__(name)
 
@@ -430,10 +417,7 @@ def _common(heads: Sequence[_Head]) -> _Head:
 
     def same(name: str, mine: Any, other: Any, rank: int) -> None:
         if mine != other:
-            raise ValueError(
-                f"{name} must be the same on all ranks, got {mine} on rank {first} and {other} on rank {rank}; "
-                "change one of them."
-            )
+            raise ValueError(f"{name} must be the same on all ranks, got {mine} on rank {first}, {other} on {rank}.")
 
     for rank, other in enumerate(heads):
         for field in fields(Config):

@@ -34,9 +34,7 @@ class Ranks:
         self.rank = dist.get_rank(process_group)
         self.size = dist.get_world_size(process_group)
         if self.rank < 0:
-            raise ValueError(
-                "process_group must contain this process, but does not; call this only on the group's ranks."
-            )
+            raise ValueError("process_group must contain this process, but does not; call this on its ranks only.")
 
     def device(self, where: torch.device) -> torch.device:
         """The device where the group's backend takes tensors of `where`.  gloo's all_to_all only supports the CPU."""

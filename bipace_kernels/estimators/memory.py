@@ -82,10 +82,13 @@ def _last(sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
     return tuple(reversed(kept))
 
 
+_FROM = "state must come from ValueMemory.state_dict(): "
+
+
 def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
     """ValueError if it is not one of the sizes of ValueMemory.state_dict()."""
     if not isinstance(sizes, (list, tuple)) or not all(type(n) is int and 0 <= n < 1 << 63 for n in sizes):
-        raise ValueError(f"state must come from ValueMemory.state_dict(): {name} must be a list of sizes.")
+        raise ValueError(f"{_FROM}{name} must be a list of sizes.")
     return tuple(sizes)
 
 
@@ -142,23 +145,18 @@ class ValueMemory:
                 got = type(x).__name__
                 if isinstance(x, Tensor):
                     got = f"{x.dtype} {list(x.shape)}" if dense else f"{x.layout} on {x.device}"
-                raise ValueError(
-                    f"state must come from ValueMemory.state_dict(): {name} must be a tensor of {sum(groups)} records, "
-                    f"got {got}."
-                )
+                raise ValueError(f"{_FROM}{name} must be a tensor of {sum(groups)} records, got {got}.")
         trajectories = _sizes("trajectories", state.get("trajectories", (1,) * sum(groups)))
         if sum(trajectories) != sum(groups):
             raise ValueError(
-                "state must come from ValueMemory.state_dict(): trajectories must hold the records of groups, "
-                f"{sum(groups)}, got {sum(trajectories)}."
+                f"{_FROM}trajectories must hold the records of groups, {sum(groups)}, got {sum(trajectories)}."
             )
         fingerprint, returns, time, usable = (state[name].detach().clone() for name in wanted)
         rows = fingerprint[usable]
         fits = rows.isfinite().all(1) & (rows != 0).any(1) & ~out_of_range(returns[usable])  # others are not read
         if not bool(fits.all()) or bool((time < 0).any()):
             raise ValueError(
-                "state must come from ValueMemory.state_dict(): its usable records must have finite, non-zero "
-                "fingerprints, returns within ±1e37 and steps of at least 0; begin with an empty memory."
+                f"{_FROM}usable records must have finite, non-zero fingerprints and returns, and steps of at least 0."
             )
         found = Readings(fingerprint, returns, time, usable, groups, trajectories)
         self._held = found.last(self.max_rows)
@@ -171,8 +169,7 @@ class ValueMemory:
         if held.fingerprint.shape[1] != now.fingerprint.shape[1]:
             raise ValueError(
                 f"fingerprint must have D = {held.fingerprint.shape[1]} like the batches in memory, got "
-                f"{now.fingerprint.shape[1]}: of another model, layer or embedder; begin with an empty ValueMemory (a "
-                "trainer that resumes from a checkpoint loads a full one from bipace_memory.pt)."
+                f"{now.fingerprint.shape[1]}; begin with an empty ValueMemory (trainers load bipace_memory.pt)."
             )
         return held.then(now)
 

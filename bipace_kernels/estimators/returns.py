@@ -12,7 +12,6 @@ from ..backends import dispatch, threads
 from ..backends.records import out_of_range
 from ..config import Config
 from ..inputs import checks, interop
-from ..inputs.columns import check_check
 from ..inputs.layout import Layout, check_layout
 from ..inputs.layout import layout as make_layout
 from ..inputs.transfer import to_device, to_host
@@ -46,13 +45,13 @@ def discounted_returns(
     """
     Config(gamma=gamma)  # checks the range and names the field
     dispatch.check_name(backend)
-    check_check(check)
+    checks.check_check(check)
     device, rewards, trajectory, step = interop.tensors(rewards=rewards, trajectory=trajectory, step=step)
     chosen = dispatch.choose(backend, device)
     if layout is not None:
         lay = check_layout(layout, trajectory=trajectory, step=step)
     elif trajectory is None:
-        raise ValueError("trajectory is missing; pass one id per row, or a layout made by bipace_kernels.layout().")
+        raise ValueError("trajectory is missing; pass one id per row, or a layout from bipace_kernels.layout().")
     else:
         lay = make_layout(np.zeros(checks.length(trajectory, "trajectory"), np.int64), trajectory, step)
     if rewards is None:

@@ -61,22 +61,16 @@ def action_keys(
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
-    if check not in ("auto", "now"):
-        raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
+    checks.check_check(check)
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
         raise ValueError(f"n must be an int of at least 1, got {n!r}.")
     if token_bytes is not None and not isinstance(token_bytes, TokenBytes):
-        raise TypeError(
-            f"token_bytes must be a TokenBytes or None, got {type(token_bytes).__name__}; make it by "
-            "bk.token_bytes(tokenizer)."
-        )
+        raise TypeError(f"token_bytes must be bk.token_bytes(tokenizer) or None, got {type(token_bytes).__name__}.")
     threads.checked(num_threads)
     if isinstance(responses, np.ndarray) and responses.dtype.kind in "OUS":
         responses = responses.tolist()
     if not isinstance(responses, (list, tuple, np.ndarray, torch.Tensor)):
-        raise TypeError(
-            f"responses must be {KINDS}, got {type(responses).__name__}; put a single response into a list."
-        )
+        raise TypeError(f"responses must be {KINDS}, got {type(responses).__name__}; put a single one into a list.")
 
     if isinstance(responses, (list, tuple)):
         responses = tuple(responses)  # another thread may change a list between check and use
@@ -108,15 +102,11 @@ def action_keys(
     if mode == "first_n":
         token_bytes = None
     elif token_bytes is None:
-        raise ValueError(
-            f'token_bytes must be given for token ids in mode "{mode}", got None; make it once by '
-            'bk.token_bytes(tokenizer), or use mode "first_n".'
-        )
+        raise ValueError(f'token_bytes is missing in mode "{mode}"; use bk.token_bytes(tokenizer), or "first_n".')
     table_offsets, table_bytes = (None, None) if token_bytes is None else token_bytes.on(device)
     if table_bytes is not None and table_bytes.numel() > stage.LARGEST_TABLE:
         raise ValueError(
-            f"token_bytes must hold at most {stage.LARGEST_TABLE} bytes in all for a GPU, got {table_bytes.numel()}; "
-            "move the ids with .cpu()."
+            f"token_bytes must hold at most {stage.LARGEST_TABLE} bytes on a GPU, got {table_bytes.numel()}; use ids.cpu()."
         )
     most = min(int(n), _LARGEST_N)
     with threads.using(num_threads):
@@ -126,9 +116,8 @@ def action_keys(
     if token_bytes is not None and (check == "now" or not chosen.deferred) and (position := int(first_bad)) >= 0:
         row, column, token = _place(position, ids, row_offsets)
         raise ValueError(
-            f"responses must hold token ids from 0 to {token_bytes.vocabulary_size - 1} (vocabulary size "
-            f"{token_bytes.vocabulary_size}), got {token} in row {row}, column {column}; mask padding out, or make "
-            "token_bytes from the tokenizer that made the ids."
+            f"responses must hold token ids from 0 to {token_bytes.vocabulary_size - 1}, got {token} in row {row}, "
+            f"column {column}; mask padding out, or make token_bytes from the tokenizer that made the ids."
         )
     return keys, parsed
 
@@ -166,10 +155,7 @@ def _matrix(responses: Any, device: torch.device) -> torch.Tensor:
 def _matrix_mask(mask: Any, ids: torch.Tensor) -> torch.Tensor:
     tensor = _integers(mask, "mask", "bool or integers, non-zero where a token is valid", bools=True)
     if tensor.shape != ids.shape:
-        raise ValueError(
-            f"mask must have shape [N, T] = {list(ids.shape)} like responses, got {list(tensor.shape)}; give it one "
-            "entry per token id."
-        )
+        raise ValueError(f"mask must have shape [N, T] = {list(ids.shape)} like responses, got {list(tensor.shape)}.")
     return transfer.to_device(tensor, ids.device, "mask")
 
 
@@ -206,10 +192,7 @@ def _flatten_host(rows: dict[int, Any], offsets: torch.Tensor, name: str, host: 
     if rows and all(isinstance(row, (torch.Tensor, np.ndarray)) for row in rows.values()):
         flat = torch.cat([_integers(row, f"{name}[{i}]", bools=bools).to(torch.int64) for i, row in rows.items()])
         if flat.numel() != int(offsets[-1]):
-            raise ValueError(
-                f"{name} must hold rows as long as their len() says, {int(offsets[-1])} items in all, "
-                f"got {flat.numel()}."
-            )
+            raise ValueError(f"{name} must hold {int(offsets[-1])} items, as its rows' len() says, got {flat.numel()}.")
         return flat
     lists = [row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row for row in rows.values()]
     flat, bad = host.flatten_rows(lists, offsets, bools=bools)
@@ -224,10 +207,8 @@ def _flatten_host(rows: dict[int, Any], offsets: torch.Tensor, name: str, host: 
         item = lists[row][column]
         if isinstance(item, int) and not isinstance(item, bool):
             raise ValueError(f"{name}[{number}] must hold integers that fit int64, got {item} at position {column}.")
-        raise TypeError(
-            f"{name}[{number}] must hold integers, got {type(item).__name__} at position {column}; {name} must be "
-            f"{KINDS}."
-        )
+        got = type(item).__name__
+        raise TypeError(f"{name}[{number}] must hold integers, got {got} at position {column}; {name} must be {KINDS}.")
     return torch.as_tensor(flat)
 
 
@@ -239,8 +220,6 @@ def _flat_mask(mask: Any, row_offsets: torch.Tensor, host: Texts, device: torch.
     flat, offsets = _flatten(tuple(mask), "mask", host, device, bools=True)
     if not torch.equal(offsets, row_offsets):
         row = int(torch.nonzero(offsets.diff() != row_offsets.diff())[0])
-        raise ValueError(
-            f"mask[{row}] must be as long as responses[{row}], {int(row_offsets.diff()[row])}, got "
-            f"{int(offsets.diff()[row])}."
-        )
+        wanted, given = (int(each.diff()[row]) for each in (row_offsets, offsets))
+        raise ValueError(f"mask[{row}] must be as long as responses[{row}], {wanted}, got {given}.")
     return flat

@@ -121,8 +121,7 @@ class ActorHidden:
             shape = list(rows.shape) if isinstance(rows, (Tensor, np.ndarray)) else checks.type_name(rows)
             also = "" if self.model is None else ", token ids of prompts"
             raise TypeError(
-                f"states must be hidden states [N, D], as a tensor or an array, or a tap{also}, got {shape}; texts "
-                "are for the other embedders."
+                f"states must be hidden states [N, D] in a tensor or array, or a tap{also}, got {shape}; embed texts otherwise."
             )
         return checks.fingerprint_matrix(rows, rows.shape[0], "states")
 
@@ -209,10 +208,7 @@ class Sentence:
             self.name = f"sentence {'/'.join(parts[-2:])}"
             model = _load(str(model), device)
         elif not callable(getattr(model, "encode", None)):
-            raise TypeError(
-                f"model must be a folder, a name or a SentenceTransformer, got {checks.type_name(model)}; see "
-                "sentence_transformers.SentenceTransformer."
-            )
+            raise TypeError(f"model must be a folder, a name or a SentenceTransformer, got {checks.type_name(model)}.")
         elif device is not None:
             model = model.to(device)
         self.encoder = model.eval()
@@ -268,9 +264,7 @@ def _load(model: str, device: str | torch.device | None) -> Any:
         return package.SentenceTransformer(model, device=None if device is None else str(device))
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"model must be a folder or a name that sentence-transformers can load, got {model!r}: {reason}"
-        ) from error
+        raise ValueError(f"model must be one that sentence-transformers loads, got {model!r}: {reason}") from error
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from ..inputs import transfer
 
 ALL_CHECKED_UP_TO = 1 << 14  # larger tables are checked on every k-th id and on all added tokens
 SEQUENCES, SEQUENCE_LENGTH = 64, 24  # checked in addition to single tokens
+_BY_TEXT = "hash text instead: bk.action_keys(tokenizer.batch_decode(ids, skip_special_tokens=True))"
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +30,7 @@ class TokenBytes:
 
     offsets: torch.Tensor
     bytes: torch.Tensor
-    _kept: dict[torch.device, tuple[list[torch.Tensor], transfer.Copied | None]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _kept: dict[torch.device, Any] = field(default_factory=dict, init=False, repr=False)  # results of on()
 
     def __post_init__(self) -> None:
         for name, value, dtype in (("offsets", self.offsets, torch.int64), ("bytes", self.bytes, torch.uint8)):
@@ -39,15 +38,10 @@ class TokenBytes:
                 what = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
                 raise TypeError(f"{name} must be a 1-D {dtype} tensor, got {what}; make the table by bk.token_bytes().")
             if value.device.type != "cpu" or not value.is_contiguous():
-                raise ValueError(
-                    f"{name} must be contiguous and on the CPU, got {value.device}; use .cpu().contiguous()."
-                )
+                raise ValueError(f"{name} must be contiguous on the CPU, got {value.device}; use .cpu().contiguous().")
         rising = self.offsets.numel() > 0 and bool((self.offsets.diff() >= 0).all())
         if not rising or int(self.offsets[0]) != 0 or int(self.offsets[-1]) != self.bytes.numel():
-            raise ValueError(
-                f"offsets must increase from 0 to len(bytes) = {self.bytes.numel()}; make the table by "
-                "bk.token_bytes()."
-            )
+            raise ValueError(f"offsets must rise from 0 to len(bytes) = {self.bytes.numel()}; use bk.token_bytes().")
         for name in ("offsets", "bytes"):  # the caller may write to its own
             object.__setattr__(self, name, getattr(self, name).clone())
 
@@ -132,9 +126,8 @@ def _backend_tokenizer(tokenizer: Any) -> Any:
     if all(callable(getattr(backend, name, None)) for name in ("to_str", "decode_batch", "id_to_token")):
         return backend
     raise TypeError(
-        "tokenizer must be a fast Hugging Face tokenizer (with a backend_tokenizer) or a tokenizers.Tokenizer, got "
-        f"{type(tokenizer).__name__}; load it with AutoTokenizer.from_pretrained(..., use_fast=True), or hash text: "
-        "bk.action_keys(tokenizer.batch_decode(ids, skip_special_tokens=True))."
+        f"tokenizer must be a fast Hugging Face tokenizer or a tokenizers.Tokenizer, got {type(tokenizer).__name__}; "
+        f"load it with AutoTokenizer.from_pretrained(..., use_fast=True), or {_BY_TEXT}."
     )
 
 
@@ -149,8 +142,7 @@ def _refuse(spec: dict[str, Any], why: str) -> ValueError:
     steps = " + ".join(step["type"] for step in _decoder_steps(spec)) or "none"
     return ValueError(
         "tokenizer must be byte-level (decoder ByteLevel) or SentencePiece-style (decoder Metaspace, or Replace ▁ → "
-        f"space with ByteFallback), got model {spec['model']['type']} with decoder {steps}: {why}; hash text instead: "
-        "bk.action_keys(tokenizer.batch_decode(ids, skip_special_tokens=True))."
+        f"space with ByteFallback), got model {spec['model']['type']} with decoder {steps}: {why}; {_BY_TEXT}."
     )
 
 
@@ -235,6 +227,5 @@ def _verify(backend: Any, parts: list[bytes], added: list[int], *, strips_space:
         if decoded == text or (strips_space and decoded.lstrip(" ") == text.lstrip(" ")):
             continue
         raise ValueError(
-            f"tokenizer must decode to its tokens' bytes, but decode({row}) gave {decoded!r} where the table has "
-            f"{text!r}; hash text instead: bk.action_keys(tokenizer.batch_decode(ids, skip_special_tokens=True))."
+            f"tokenizer must decode to its bytes, but decode({row}) gave {decoded!r}, not {text!r}; {_BY_TEXT}."
         )

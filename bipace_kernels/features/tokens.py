@@ -28,9 +28,7 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
 def _to_tokens(advantage: Any, mask: Any, *, looks: bool) -> Tensor:
     """to_tokens(); looks: whether values on the CPU are checked."""
     if hasattr(advantage, "advantage"):
-        raise TypeError(
-            f"advantage must be the advantages [B], got {type(advantage).__name__}; pass its field `advantage`."
-        )
+        raise TypeError(f"advantage must be the advantages [B], got {type(advantage).__name__}; pass its `advantage`.")
     device, advantage, mask = interop.tensors(advantage=advantage, mask=mask)
     n = checks.length(advantage, "advantage")
     values = checks.real_vector(advantage, "advantage", n)
@@ -38,10 +36,8 @@ def _to_tokens(advantage: Any, mask: Any, *, looks: bool) -> Tensor:
     if looks:
         checks.check_finite(values, "advantage", None)
     tokens = checks.to_tensor(mask, "mask", "booleans of shape [B, T]")
-    if tokens.ndim != 2 or tokens.shape[0] != values.shape[0]:
-        raise ValueError(
-            f"mask must have shape [B, T] with B = {values.shape[0]} like advantage, got {list(tokens.shape)}."
-        )
+    if tokens.ndim != 2 or tokens.shape[0] != n:
+        raise ValueError(f"mask must have shape [B, T] with B = {n} like advantage, got {list(tokens.shape)}.")
     if looks and tokens.dtype != torch.bool and not bool(((tokens == 0) | (tokens == 1)).all()):
         raise ValueError("mask must hold booleans or 0 and 1 only; apply weights in the loss.")
     on_device = values.to(device=device, dtype=torch.float32).unsqueeze(1)

@@ -39,8 +39,7 @@ class Consumer:
         """Raises ValueError if forwards ran, but not for all rows of the positions."""
         if isinstance(self._given, Positions) and 0 < self._cursor < self._given.n_rows:
             raise ValueError(
-                f"positions are for {self._given.n_rows} rows, but the forwards inside the tap had {self._cursor}; run "
-                "them all inside, or give expect() the positions of each forward."
+                f"positions are for {self._given.n_rows} rows, but the forwards had {self._cursor}; run all inside the tap."
             )
 
     def check_outside(self) -> None:
@@ -61,9 +60,7 @@ class Consumer:
             cu = self._packed(given, n_batch)
         if cu is not None:
             if n_batch != 1:
-                raise ValueError(
-                    f"cu_seqlens needs packed input [1, nnz], but the forward has {n_batch} rows; leave it out there."
-                )
+                raise ValueError(f"cu_seqlens needs packed input [1, nnz], got {n_batch} rows; leave it out there.")
             if self._is_set((cu[0] != 0) | (cu[-1] > width) | (cu.diff() < 0).any()):
                 raise ValueError(
                     f"cu_seqlens must begin with 0, never decrease and end within the forward's {width} tokens, got "
@@ -97,9 +94,7 @@ class Consumer:
             return cu
         own = _cu_seqlens(given.get("cu_seq_lens_q")) if n_batch == 1 else None
         if own is None and self._cu_given is not None:
-            raise ValueError(
-                "cu_seqlens was for one forward, but another one ran; call expect(cu_seqlens=...) before each."
-            )
+            raise ValueError("cu_seqlens was for one forward, but another ran; call expect(cu_seqlens=...) for each.")
         return own
 
     def _take(self, n_rows: int) -> Positions | int | str:
@@ -108,8 +103,7 @@ class Consumer:
         first, last = self._cursor, self._cursor + n_rows
         if last > self._given.n_rows:
             raise ValueError(
-                f"positions are for {self._given.n_rows} rows, but the forwards inside the tap have {last} or more; "
-                "give positions for all rows of all forwards in order, or call expect() before each."
+                f"positions are for {self._given.n_rows} rows, but the forwards have {last} or more; give them for all rows."
             )
         self._cursor = last
         return self._given.rows(first, last)
@@ -117,9 +111,7 @@ class Consumer:
     def _check_whole(self, positions: int | str, mask: Any, ids: Any) -> None:
         """Raises ValueError if a row must be one sequence, but this cannot be checked."""
         if positions == "last" and mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
-            raise ValueError(
-                "positions 'last' needs an attention_mask of shape [B, T] in the forward; give the columns."
-            )
+            raise ValueError("positions 'last' needs an attention_mask [B, T] in the forward; give the columns.")
         one_row = mask is None and isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[0] == 1
         if one_row and self._is_set((ids[0, 1:] <= ids[0, :-1]).any()):
             raise ValueError(

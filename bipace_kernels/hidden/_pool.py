@@ -148,9 +148,6 @@ def _attention_weights(attention: Scores, batch: Tensor, member: Tensor) -> Tens
     return weight
 
 
-# ---- queries and keys of one block, recomputed from its input
-
-
 def check_block(block: nn.Module) -> None:
     """Raises TypeError if queries and keys of this kind of block cannot be recomputed, naming what is missing."""
     inner, attention = unwrap(block), attention_of(block)
@@ -169,8 +166,7 @@ def check_block(block: nn.Module) -> None:
             missing.append("a plain softmax (this one has sinks)")
     if missing:
         raise TypeError(
-            f"pooling 'attention' recomputes queries and keys, but {type(inner).__name__} lacks {', '.join(missing)}; "
-            "use pooling='last' or 'mean'."
+            f"pooling 'attention' needs queries and keys, but {type(inner).__name__} lacks {', '.join(missing)}; use 'last'."
         )
 
 

@@ -90,9 +90,7 @@ def prompts_of(
     """
     if isinstance(input_ids, (list, tuple)) and not any(isinstance(row, numbers.Number) for row in input_ids):
         if attention_mask is not None:
-            raise ValueError(
-                "attention_mask is for input_ids of shape [B, T]; leave it out with a list of token ids per row."
-            )
+            raise ValueError("attention_mask is for input_ids of shape [B, T]; leave it out with a list of rows.")
         named = [(row, f"input_ids[{i}]") for i, row in enumerate(input_ids)]
         rows = [checks.integer_vector(row, name, checks.length(row, name)).cpu().long() for row, name in named]
         first, widths = [0] * len(rows), [len(row) for row in rows]
@@ -133,9 +131,7 @@ def _columns(positions: Any, rows: list[Tensor], first: list[int], widths: list[
     if isinstance(wanted, int):
         columns = [[wanted if wanted >= 0 else width + wanted] for width in widths]
     elif wanted.n_rows != len(rows):
-        raise ValueError(
-            f"positions are for {wanted.n_rows} rows, but input_ids has {len(rows)}; give some for each row."
-        )
+        raise ValueError(f"positions are for {wanted.n_rows} rows, but input_ids has {len(rows)}; give some for each.")
     else:
         flat, offsets = wanted.column.tolist(), wanted.offsets.tolist()
         columns = [flat[begin:end] for begin, end in itertools.pairwise(offsets)]
@@ -171,19 +167,13 @@ def packed_batch(prompts: Sequence[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
 def _check_ids(row: Tensor, n_ids: int, name: str) -> None:
     outside = row[(row < 0) | (row >= n_ids)]
     if len(outside):
-        raise ValueError(
-            f"{name} must hold token ids from 0 to {n_ids - 1}, the range of the model's embedding, got "
-            f"{int(outside[0])}; use the model's own tokenizer, and mask padding out."
-        )
+        raise ValueError(f"{name} must hold token ids from 0 to {n_ids - 1}, got {int(outside[0])}; mask padding out.")
 
 
 def _padded(input_ids: Any, attention_mask: Any) -> tuple[list[Tensor], list[int], int]:
     """The tokens of each row, the column of its first, and the number of columns."""
     if isinstance(input_ids, Mapping):
-        raise TypeError(
-            f"input_ids must be token ids, got {checks.type_name(input_ids)}; give its input_ids and attention_mask "
-            "(**)."
-        )
+        raise TypeError(f"input_ids must be token ids, got {checks.type_name(input_ids)}; give its items by **.")
     ids = checks.to_tensor(input_ids, "input_ids", "token ids of shape [B, T], or a list of token ids per row")
     if ids.ndim != 2:
         raise ValueError(f"input_ids must have shape [B, T], got {list(ids.shape)}; a single prompt is [ids].")

@@ -46,9 +46,7 @@ def layer_of(layer: Any, n_blocks: int) -> Layer:
     if isinstance(layer, str):
         match = re.fullmatch(r"block (\d+)", layer)
         if match is None or int(match[1]) >= n_blocks:
-            raise ValueError(
-                f"layer must be an index into hidden_states or 'block 0' to 'block {n_blocks - 1}', got {layer!r}."
-            )
+            raise ValueError(f"layer must be an index or 'block 0' to 'block {n_blocks - 1}', got {layer!r}.")
         return Layer(int(match[1]), n_blocks)
     if isinstance(layer, bool) or not isinstance(layer, numbers.Integral):
         raise TypeError(f"layer must be an int or a text such as 'block 16', got {type(layer).__name__}.")
@@ -111,8 +109,7 @@ class Decoder:
         norm = None if self.norm_name is None else self.base._modules[self.norm_name]
         if norm is None:
             raise ValueError(
-                f"the final norm was not found: {type(self.base).__name__} has none of {', '.join(_NORM)}; use a layer "
-                "before it, such as −8."
+                f"no final norm: {type(self.base).__name__} has none of {', '.join(_NORM)}; use a layer before it, such as −8."
             )
         return norm
 
@@ -144,8 +141,7 @@ def find_decoder(model: Any) -> Decoder:
         raise ValueError(
             f"model has no list of blocks that can be identified: looked in {type(causal).__name__} for one "
             f"torch.nn.ModuleList of num_hidden_layers = {n_blocks} blocks that hold an attention "
-            f"({', '.join(_ATTENTION)}), as Qwen, Llama, Mistral, Gemma and Phi have; found {len(fitting)} such, and "
-            f"ModuleLists {shown}."
+            f"({', '.join(_ATTENTION)}), as in Qwen and Llama; found {len(fitting)}, and ModuleLists {shown}."
         )
     name, base, list_name, _ = fitting[0]
     norm = next((n for n in _NORM if base._modules.get(n) is not None), None)
@@ -158,9 +154,8 @@ def _hugging_face_model(model: nn.Module) -> nn.Module:
         if hasattr(type(module), "base_model_prefix") and "config" in module.__dict__:
             return module
     raise TypeError(
-        f"model must be a Hugging Face decoder, bare or wrapped: looked in {type(model).__name__} for a "
-        "PreTrainedModel (a module with .config and .base_model_prefix), found none; pass what "
-        "AutoModelForCausalLM.from_pretrained() gives."
+        f"model must be a Hugging Face decoder, bare or wrapped, but {type(model).__name__} has no PreTrainedModel "
+        "(.config and .base_model_prefix) inside; pass what AutoModelForCausalLM.from_pretrained() gives."
     )
 
 
@@ -171,9 +166,7 @@ def _check_prompt_learning(model: nn.Module) -> None:
         if adapter is not None and adapter.is_prompt_learning:
             raise ValueError(
                 f"model must not add tokens, but its PEFT adapter {type(adapter).__name__} puts "
-                f"{adapter.num_virtual_tokens} virtual ones before the prompt, which shifts every position; "
-                "use an adapter of weights, such as LoRA, or model.get_base_model() for states without the virtual "
-                "tokens."
+                f"{adapter.num_virtual_tokens} virtual ones before the prompt; use LoRA, or model.get_base_model()."
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +71,8 @@ def turn_positions(mask: Any, prompt_length: Any = 0) -> Positions:
     number of turns decides the shape of everything after it.
     """
     if isinstance(mask, (list, tuple)):
-        mask = _from_ragged(mask)
+        rows = [mask_matrix(row, f"mask[{i}]", "[T]", 1) for i, row in enumerate(mask)]
+        mask = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0, dtype=torch.bool)
     turns = mask_matrix(mask, "mask")
     before = torch.nn.functional.pad(turns, (1, 0))[:, :-1]
     row, column = torch.nonzero(turns & ~before, as_tuple=True)
@@ -115,14 +115,6 @@ def mask_matrix(value: Any, name: str, shape: str = "[B, T]", ndim: int = 2) -> 
     if (tensor.is_floating_point() and tensor.numel()) or tensor.is_complex():  # [] is a tensor of floats
         raise TypeError(f"{name} must be bool or integers, got {tensor.dtype}; compare it, e.g. {name} > 0.")
     return tensor != 0
-
-
-def _from_ragged(masks: Sequence[Any]) -> Tensor:
-    """[B, T] of B vectors, the short ones padded with zeros."""
-    rows = [mask_matrix(mask, f"mask[{i}]", "[T]", 1) for i, mask in enumerate(masks)]
-    if not rows:
-        return torch.zeros((0, 0), dtype=torch.bool)
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def _prompt_length(value: Any, turns: Tensor) -> Tensor:

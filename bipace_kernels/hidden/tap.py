@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -66,10 +65,7 @@ def tap(
     if "attention" in poolings:
         for item in several:
             if item.normed:
-                raise ValueError(
-                    f"pooling 'attention' needs the output of a block, got {item}; use "
-                    f"layer 'block {item.block}', or another pooling."
-                )
+                raise ValueError(f"pooling 'attention' needs a block's output, as 'block {item.block}', got {item}.")
             check_block(decoder.blocks[item.block])
     consumer = Consumer(positions, cu_seqlens)
     return Tap(several, decoder, poolings, consumer, bool(normalize), check_dtype(dtype))
@@ -113,9 +109,7 @@ class Tap:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: object) -> None:
         self._detach()
         if kind is None:
             self._consumer.check_done()
@@ -165,8 +159,6 @@ class Tap:
         if chosen not in self._poolings:
             raise ValueError(f"pooling must be one of {', '.join(self._poolings)}, got {pooling!r}.")
         return item, chosen
-
-    # ------------------------------------------------------------------------------------------------------- hooks
 
     def _attach(self, layer: Layer) -> None:
         block = self._decoder.blocks[layer.block]

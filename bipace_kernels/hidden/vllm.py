@@ -124,8 +124,7 @@ class Extraction:
             width, first = rows[request].shape[1], rows[requests[0]].shape[1]
             if width != first:
                 raise ValueError(
-                    f"{request.path} has states of width {width}, {requests[0].path} of {first}: they are from "
-                    "different models; give each engine its own folder."
+                    f"{request.path} has width {width}, {requests[0].path} {first}: of two models; use a folder for each."
                 )
         for path in [] if self.keep else [path for request in rows for path in _siblings(request)]:
             with contextlib.suppress(TimeoutError):  # a sample that was never written: there is nothing to remove
@@ -159,12 +158,9 @@ class Extraction:
                 return
             if len(seen) < count and time.monotonic() - last > self.timeout_s:
                 raise TimeoutError(
-                    f"{len(seen)} of {count} files came into {self.folder}, none for {self.timeout_s:g} s; see vLLM's "
-                    "log, or give a longer timeout_s."
+                    f"{len(seen)} of {count} files came into {self.folder}, none for {self.timeout_s:g} s; see vLLM's log."
                 )
             time.sleep(POLL_S)
-
-    # ------------------------------------------------------------------------------------------------------- inside
 
     def _wait(self, path: Path) -> None:
         deadline = time.monotonic() + self.timeout_s
@@ -181,23 +177,18 @@ class Extraction:
             n_tokens, n_layers, width = states.shape
             if n_layers != len(self.layers):
                 raise ValueError(
-                    f"{path} holds {n_layers} layers, but {len(self.layers)} are expected: the engine was started with "
-                    "other layers; pass it the engine_arguments() of this object."
+                    f"{path} holds {n_layers} layers, not {len(self.layers)}: start the engine with these engine_arguments()."
                 )
             length = tokens.shape[0] if request.length is None else request.length
             if not 1 <= length <= min(n_tokens, tokens.shape[0]):
                 raise ValueError(
-                    f"{path} holds states of {n_tokens} tokens and {tokens.shape[0]} token ids, for a prompt of "
-                    f"{length}; older vLLM writes too few with prefix caching or chunked prefill: "
-                    "enable_prefix_caching=False, enable_chunked_prefill=False."
+                    f"{path} holds states of {n_tokens} tokens and {tokens.shape[0]} token ids for a prompt of {length}"
+                    ": in older vLLM set enable_prefix_caching=False and enable_chunked_prefill=False."
                 )
             if request.prompt is not None:
                 ids = torch.frombuffer(bytearray(os.pread(file.fileno(), 8 * length, tokens.begin)), dtype=torch.int64)
                 if ids.tolist() != list(request.prompt):
-                    raise ValueError(
-                        f"{path} holds other tokens than the prompt of its output: it belongs to another request; "
-                        "start each engine with an empty folder."
-                    )
+                    raise ValueError(f"{path} is of another request than this; start engines with an empty folder.")
             size = n_layers * width * states.dtype.itemsize
             # Read, not mapped: a row of a mapped file would keep the whole file in memory after its removal.
             data = os.pread(file.fileno(), size, states.begin + (length - 1) * size)
@@ -306,9 +297,7 @@ def _opened(path: Path) -> IO[bytes]:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, "rb", buffering=0)
     os.close(descriptor)
-    raise ValueError(
-        f"{path} must be a regular file, as written by vLLM's connector; let only vLLM write into its folder."
-    )
+    raise ValueError(f"{path} must be a regular file, as written by vLLM's connector; let only vLLM write there.")
 
 
 class _CutOff(Exception):
@@ -332,9 +321,8 @@ def _header(fd: int, path: Path) -> tuple[_Stored, _Stored]:
             raise ValueError(f"hidden_states {list(states.shape)}, token_ids {list(tokens.shape)}")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"{path} must be a safetensors file with hidden_states [tokens, layers, D] in bfloat16, float16 or float32 "
-            f"and token_ids [tokens] in int64, as written by vLLM's connector, but it is not ({error!r}); let only "
-            "vLLM write into its folder."
+            f"{path} must be a safetensors file of vLLM's connector: hidden_states [tokens, layers, D] in bfloat16, "
+            f"float16 or float32, token_ids [tokens] in int64, got {error!r}; let only vLLM write there."
         ) from error
     if size < end:
         raise _CutOff(f"it is cut off at {size} of {end} bytes; the disk may be full.")

@@ -20,10 +20,7 @@ from ..support.errors import InputError, Named, Rows
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
 
 # Functions that turn texts into numbers, for arguments where texts are a likely mistake.
-_CURES = {
-    "fingerprint": "; bk.ngram_fingerprint() makes vectors of texts",
-    "action_key": "; bk.action_keys() makes keys of texts",
-}
+_CURES = {"fingerprint": "; bk.ngram_fingerprint() takes texts", "action_key": "; bk.action_keys() takes texts"}
 
 
 class LateCheck(NamedTuple):
@@ -42,6 +39,11 @@ def unless(failed: Tensor, error: type[Exception], text: str, late: list[LateChe
         raise error(text)
 
 
+def check_check(check: object) -> None:
+    if check not in ("auto", "now"):
+        raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
+
+
 def type_name(value: object) -> str:
     return type(value).__name__
 
@@ -53,9 +55,7 @@ def length(value: Any, name: str) -> int:
             raise ValueError(f"{name} must have one entry per row, got a scalar; put it into a list.")
         return value.shape[0]
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
-        raise TypeError(
-            f"{name} must be a tensor, a NumPy array or a list with one entry per row, got {type_name(value)}."
-        )
+        raise TypeError(f"{name} must be a tensor, an array or a list with one entry per row, got {type_name(value)}.")
     return len(value)
 
 
@@ -97,9 +97,7 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
         except (ValueError, TypeError) as error:
             raise TypeError(f"{name} must be {wish}, got ragged or mixed entries: {error}") from error
     if array.dtype.kind == "O" and all(isinstance(v, (int, float)) for v in array.flat):
-        raise ValueError(
-            f"{name} must be {wish}, got an integer of more than 64 bits; give floats, or smaller numbers."
-        )
+        raise ValueError(f"{name} must be {wish}, got an integer of more than 64 bits; give floats or smaller numbers.")
     if array.dtype.kind not in "biuf":
         cure = _CURES.get(name, "") if array.dtype.kind in "US" else ""
         raise TypeError(f"{name} must be {wish}, got entries of NumPy dtype {array.dtype}{cure}.")
@@ -118,9 +116,7 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
 def check_dense(value: Tensor, name: str) -> Tensor:
     if value.layout != torch.strided or value.is_quantized or value.is_nested:
         kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
-        raise TypeError(
-            f"{name} must be a dense tensor, got a {kind} one; convert it (to_dense(), dequantize(), padding)."
-        )
+        raise TypeError(f"{name} must be a dense tensor, got a {kind} one; use to_dense(), dequantize() or padding.")
     return value
 
 
@@ -129,8 +125,7 @@ def check_unmasked(value: Any, name: str) -> None:
     arrays = value if isinstance(value, (list, tuple)) else [value]
     if any(issubclass(t, np.ma.MaskedArray) for t in set(map(type, arrays))) and any(map(np.ma.is_masked, arrays)):
         raise TypeError(
-            f"{name} must not be a masked array: the values under its mask would be read; leave those rows out, or "
-            "mark them by valid."
+            f"{name} must not be a masked array, whose masked values would be read; leave the rows out, or use valid."
         )
 
 
@@ -195,9 +190,7 @@ def fingerprint_matrix(value: Any, n: int, name: str = "fingerprint") -> Tensor:
     if tensor.dtype == torch.float64 or (not isinstance(value, (Tensor, np.ndarray)) and tensor.dtype in _INTEGERS):
         return tensor.to(torch.float32)
     if tensor.dtype not in FINGERPRINT_DTYPES:
-        raise TypeError(
-            f"{name} must be float32, bfloat16, float16 or float64, got {tensor.dtype}; convert it with .float()."
-        )
+        raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {tensor.dtype}; use .float().")
     return tensor
 
 

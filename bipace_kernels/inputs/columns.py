@@ -73,10 +73,7 @@ def check_columns(
     n = checks.length(given["group"], "group") if layout is None else layout.n_rows
     keys = given["action_key"]
     if isinstance(keys, tuple) and len(keys) == 2 and isinstance(keys[0], Tensor) and keys[0].ndim == 1:
-        raise TypeError(
-            "action_key must be one vector, got two, as action_keys() returns them: give them as action_key and "
-            "action_parsed."
-        )
+        raise TypeError("action_key must be one vector, got the two of action_keys(): give the other as action_parsed.")
     for name, value in given.items():
         if value is not None and name != "group":
             checks.check_length(value, name, n)
@@ -108,10 +105,7 @@ def check_columns(
         "raw_advantage": given.get("raw_advantage"),
         "fingerprint": checks.fingerprint_matrix(given["fingerprint"], n) if reads_fingerprint else None,
     }
-    return {
-        name: value if value is None or value.device == device else to_device(value, device, name)
-        for name, value in columns.items()
-    }
+    return {name: x if x is None or x.device == device else to_device(x, device, name) for name, x in columns.items()}
 
 
 def check_config(config: Config | str | None) -> Config:
@@ -129,11 +123,6 @@ def check_config(config: Config | str | None) -> Config:
 _OF_PRESETS = {name: make() for name, make in PRESETS.items()}
 
 
-def check_check(check: object) -> None:
-    if check not in ("auto", "now"):
-        raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
-
-
 def check_memory(memory: object, config: Config) -> None:
     if memory is not None and not isinstance(memory, ValueMemory):
         raise TypeError(f"memory must be a bipace_kernels.ValueMemory, got {checks.type_name(memory)}.")
@@ -149,9 +138,7 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
     if layout is None:
         for name in ("group", "trajectory"):
             if given[name] is None:
-                raise ValueError(
-                    f"{name} is missing; pass one id per row, or a layout made by bipace_kernels.layout()."
-                )
+                raise ValueError(f"{name} is missing; pass one id per row, or a layout from bipace_kernels.layout().")
     else:
         check_layout(layout, group=given["group"], trajectory=given["trajectory"], step=given["step"])
     if given["rewards"] is None and (given["returns"] is None or given["episode_return"] is None):
@@ -166,9 +153,7 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
         )
     argument = cfg.partition_row.argument
     if argument is not None and given[argument] is None:
-        raise ValueError(
-            f"{argument} is missing; partition={cfg.partition!r} needs one per row, or choose another partition."
-        )
+        raise ValueError(f"{argument} is missing; partition={cfg.partition!r} needs one per row, or choose another.")
     if cfg.needs_keys and given["action_key"] is None:
         raise ValueError(
             f"action_key is missing; estimator={cfg.estimator!r} compares actions. Make keys with "
@@ -178,13 +163,11 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
 
 def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
     """[N] int64 keys; where the estimator does not use them, they only serve the metrics, and others are ignored."""
-    if action_key is None:
-        return None
-    if cfg.reads_keys:
-        return checks.integer_vector(action_key, "action_key", n)
     try:
-        return checks.integer_vector(action_key, "action_key", n)
+        return None if action_key is None else checks.integer_vector(action_key, "action_key", n)
     except (TypeError, ValueError):
+        if cfg.reads_keys:
+            raise
         return None
 
 
@@ -198,10 +181,6 @@ def _layout(given: dict[str, Any], layout: Layout | None, config: Config, late: 
         valid = checks.bool_vector(given["valid"], "valid", layout.n_rows, late)
         own = layout.on(valid.device).valid
         differs = (~valid if own is None else valid != own).any()
-        checks.unless(
-            differs,
-            ValueError,
-            "valid must be None or the mask that the layout was made with; make a new layout for this one.",
-            late,
-        )
+        text = "valid must be None or the mask that the layout was made with; make a new layout for this one."
+        checks.unless(differs, ValueError, text, late)
     return layout

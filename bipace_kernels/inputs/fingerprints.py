@@ -41,9 +41,7 @@ class Fingerprints:
         state = self.row_states()
         if on_invalid == "singleton" or (self.backend.deferred and check == "auto"):
             return state == 0
-        check_fingerprint(
-            self.layout, state.cpu(), "correct them or mask them by valid=False in the layout.", self.name
-        )
+        check_fingerprint(self.layout, state.cpu(), "correct or mask them by valid=False in the layout.", self.name)
         return None
 
     def labels(self, epsilon: float, usable: Tensor | None) -> Tensor:

@@ -95,19 +95,14 @@ def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
     return _ids_of_list(elements(array), name)
 
 
-def warn_of_text_ids(trajectory: Any, what: str, *, stacklevel: int) -> None:
-    """Once where ids are texts: those are numbered by appearance, and greedy clusters, `what`, follow that order."""
-    if (
-        isinstance(trajectory, (list, tuple, np.ndarray))
-        and len(trajectory)
-        and isinstance(trajectory[0], (str, bytes))
-    ):
-        warn_once(
-            "texts as trajectory ids",
+def warn_of_text_ids(ids: Any, what: str, *, stacklevel: int) -> None:
+    """Once where ids of trajectories are texts: those are numbered by appearance, which greedy clusters, `what`, follow."""
+    if isinstance(ids, (list, tuple, np.ndarray)) and len(ids) and isinstance(ids[0], (str, bytes)):
+        text = (
             f"trajectory ids are strings, which are numbered in order of first appearance, and {what} depend on the "
-            "order of rollouts: the same rows in another order may get other clusters. Integer ids avoid this.",
-            stacklevel=stacklevel,
+            "order of rollouts: the same rows in another order may get other clusters. Integer ids avoid this."
         )
+        warn_once("texts as trajectory ids", text, stacklevel=stacklevel)
 
 
 def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:
@@ -162,8 +157,7 @@ def _number_list(values: Sequence[Any], name: str) -> Tensor:
                 hash(value)
             except TypeError:
                 raise TypeError(
-                    f"{name}[{row}] must be hashable, got {type(value).__name__}; convert it to a tuple or to text "
-                    "(json.dumps(value, sort_keys=True)), an image to an array"
+                    f"{name}[{row}] must be hashable, got {type(value).__name__}; make it a tuple, a text or an array."
                 ) from error
         raise
 
@@ -246,18 +240,14 @@ def _as_list(values: Any, name: str) -> list[Any] | tuple[Any, ...]:
     if isinstance(values, (list, tuple)):
         return values
     if isinstance(values, (str, bytes, bytearray, Mapping, Set)) or not isinstance(values, Sequence):
-        raise TypeError(
-            f"{name} must be a list, tuple, array or tensor with one value per record, got {type(values).__name__}; "
-            "convert it to a list in row order."
-        )
+        raise TypeError(f"{name} must be a list or array with a value per record, got {type(values).__name__}.")
     return list(values)
 
 
 def elements(array: np.ndarray[Any, Any]) -> list[Any]:
     """The values along the first axis; rows of more than one value become tuples."""
     if array.ndim == 1:
-        elements: list[Any] = array.tolist()
-        return elements
+        return list(array.tolist())
     return [tuple(row.reshape(-1).tolist()) for row in array]
 
 
@@ -267,9 +257,7 @@ def is_integer(values: Tensor) -> bool:
 
 def _check_axis(ndim: int, name: str) -> None:
     if ndim == 0:
-        raise ValueError(
-            f"{name} must have a first axis with one value per record, got a single value; put it in a list."
-        )
+        raise ValueError(f"{name} must have a first axis with one value per record, got a scalar; put it in a list.")
 
 
 def _check_ids(ndim: int, shape: tuple[int, ...], name: str) -> None:
@@ -285,9 +273,7 @@ def _float_ids(name: str, dtype: str) -> TypeError:
 
 
 def _no_id(name: str, row: int, value: Any) -> ValueError:
-    return ValueError(
-        f"{name}[{row}] must be an id, got {value}; give every row an id, and mark padding rows with valid."
-    )
+    return ValueError(f"{name}[{row}] must be an id, got {value}; give every row an id, and mark padding with valid.")
 
 
 def _beyond_int64(name: str, row: int, value: int) -> ValueError:

@@ -49,19 +49,16 @@ def to_torch(value: Any, name: str) -> Any:
             return torch.utils.dlpack.from_dlpack(value)
         return torch.as_tensor(value, device="cuda")
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(
-            f"{name} must be an array that torch can read; it cannot read this {type(value).__name__}: {error}"
-        ) from error
+        raise TypeError(f"{name} must be an array that torch can read, got {type(value).__name__}: {error}") from error
 
 
 def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
     """to_torch() of arguments by name, at the start of every public function that takes rows."""
-    return {
-        name: value
-        if value is None or (isinstance(value, torch.Tensor) and not value.is_nested)
-        else to_torch(value, name)
-        for name, value in given.items()
-    }
+    found = dict(given)
+    for name, value in given.items():
+        if value is not None and (not isinstance(value, torch.Tensor) or value.is_nested):
+            found[name] = to_torch(value, name)
+    return found
 
 
 def tensors(**arguments: Any) -> list[Any]:

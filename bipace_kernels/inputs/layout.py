@@ -307,9 +307,7 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
     group, rollout = transfer.to_host(columns)
     n = checks.length(group, "group")
     checks.check_length(rollout, "rollout", n)
-    g, _ = ids_to_int(group, "group")
-    r, _ = ids_to_int(rollout, "rollout")
-    pairs = np.stack([g.numpy(), r.numpy()], axis=1)
+    pairs = torch.stack([ids_to_int(group, "group")[0], ids_to_int(rollout, "rollout")[0]], dim=1).numpy()
     if n == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
     _, number = np.unique(pairs, axis=0, return_inverse=True)

@@ -30,10 +30,7 @@ def to_device_together(tensors: Sequence[Tensor], device: torch.device, name: st
     if device.type == "cpu":
         return list(tensors)
     if capturing():
-        raise ValueError(
-            f"{name} must be on {device} before a CUDA graph is captured, but is on the host; make it a tensor there "
-            "first, or for a layout call layout.on(device)."
-        )
+        raise ValueError(f"{name} must be on {device} before a CUDA graph is captured; for layouts call .on(device).")
     starts, end = [], 0
     for tensor in tensors:
         starts.append(end)

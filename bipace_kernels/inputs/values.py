@@ -50,10 +50,7 @@ def _copy(lay: Layout, differ: Tensor) -> list[int]:
 def raise_copies(lay: Layout, reward: Tensor, differ: Tensor) -> None:
     """Raises ValueError for the first record of a mask [M] whose reward is not that of the step it copies."""
     rows = _copy(lay, differ)
-    text = (
-        "{} of one step must agree, but {} record the same step with {:g} and {:g}; copies must be exact; give "
-        "different steps different numbers."
-    )
+    text = "{} of one step must agree, but {} record one step with {:g} and {:g}; number different steps differently."
     raise InputError(text, Named("rewards"), Rows(rows), *reward[rows].tolist())
 
 
@@ -62,10 +59,7 @@ def raise_episode_return(lay: Layout, episode_return: Tensor, differ: Tensor) ->
     at = int(torch.nonzero(differ)[0])
     trajectory = int(lay.trajectory_of_record()[at])
     rows = [int(lay.order[lay.trajectory_offsets[trajectory]]), int(lay.order[at])]
-    text = (
-        "{} must be one value per trajectory, but {} of one trajectory hold {:g} and {:g}; repeat R(τ) on each of its "
-        "rows."
-    )
+    text = "{} must be one value per trajectory, but {} of one hold {:g} and {:g}; repeat R(τ) on each of its rows."
     raise InputError(text, Named("episode_return"), Rows(rows), *episode_return[rows].tolist())
 
 

@@ -48,18 +48,15 @@ def advantage(
     # A Config made outside is passed by its handle, so another ε does not recompile; one made inside is a constant.
     if not handle and (callable(cfg.estimator) or callable(cfg.value)):
         name = f"estimator={cfg.estimator_name}" if callable(cfg.estimator) else f"value={cfg.value_name}"
-        raise ValueError(
-            f"config with {name} must be made outside of the compiled function: a graph holds no function."
-        )
+        raise ValueError(f"config with {name} must be made outside the compiled function: a graph holds no function.")
     spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
     tensors, options = [given[name] for name in TENSORS], {"check": check, "num_threads": num_threads or 0}
     total, step, episode, returns, cluster, branch, value, flags, late = torch.ops.bipace.advantage(
         *tensors, layout=handle_of(layout), config=handle, fields=spelled, backend=backend, **options
     )
     records = CompiledRecords(given, layout, cfg, flags, late)
-    return AdvantageResult(
-        total, step, episode, returns, cluster, branch, records, value=value if cfg.estimator_row.has_value else None
-    )
+    kept = value if cfg.estimator_row.has_value else None
+    return AdvantageResult(total, step, episode, returns, cluster, branch, records, value=kept)
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -162,9 +162,6 @@ OPS = {
 }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------- arguments to a stage
-
-
 def _shape_of(name: str) -> list[str]:
     """Letters of a tensor argument; none of token ids and their mask, which may have two shapes."""
     return (_FINGERPRINT if name == "fingerprint" else TENSORS.get(name, ("",))[0]).split()
@@ -216,8 +213,7 @@ def check_sizes(columns: dict[str, Any]) -> dict[str, int]:
         other, where = known.setdefault(letter, (length, name))
         if length != other:
             raise ValueError(
-                f"{name} must have shape [{', '.join(_shape_of(name))}] with {letter} = {other} as {where} has it, got "
-                f"{list(columns[name].shape)}; take both from one layout."
+                f"{name} must have {letter} = {other} like {where}, got {list(columns[name].shape)}; take both from one layout."
             )
     return {letter: size for letter, (size, _) in known.items()}
 
@@ -307,9 +303,7 @@ def _check_ids(columns: dict[str, Any]) -> None:
         raise ValueError(f"longest_row must be T = {ids.shape[1]}, got {columns['longest_row']}.")
     table = [columns[name] is not None for name in ("table_offsets", "table_bytes")]
     if table[0] != table[1] or not (table[0] or mode == "first_n"):
-        raise ValueError(
-            f"table_offsets and table_bytes must be given for mode {mode!r}; take both from token_bytes(tokenizer)."
-        )
+        raise ValueError(f"table_offsets and table_bytes must be given for mode {mode!r}; use token_bytes(tokenizer).")
     if flat:
         columns |= {name: columns[name].contiguous() for name in ("ids", "valid") if columns[name] is not None}
 
@@ -318,16 +312,11 @@ def _hash_token_ids(columns: dict[str, Any], device: torch.device) -> Any:
     chosen = dispatch.choose("auto", device)
     with torch.no_grad():
         keys, parsed, outside = chosen.action_keys.hash_token_ids(**columns)
-    if not chosen.deferred and int(outside) >= 0:
-        at = int(outside)
-        raise ValueError(
-            f"ids must be in the table, got {int(columns['ids'].flatten()[at])} at flat position {at}; mask padding "
-            "out."
-        )
+    if not chosen.deferred and (at := int(outside)) >= 0:
+        token = int(columns["ids"].flatten()[at])
+        raise ValueError(f"ids must be in the table, got {token} at flat position {at}; mask padding out.")
     return keys, parsed, outside
 
-
-# -------------------------------------------------------------------------------------------------- the whole chain
 
 _CHAIN = (
     f"({', '.join(f'Tensor? {name}' for name in compiled.TENSORS)}, *, SymInt layout, SymInt config, str fields, "
@@ -364,9 +353,7 @@ def _config(fields: str) -> Config:
     try:
         return Config(**ast.literal_eval(fields))
     except (SyntaxError, MemoryError, RecursionError) as error:  # what Python's parser raises
-        raise ValueError(
-            f"bipace::advantage: fields must be a dict of Config's fields, got {fields[:80]!r}."
-        ) from error
+        raise ValueError(f"bipace::advantage: fields must be Config's fields, got {fields[:80]!r}.") from error
 
 
 def _advantage_fake(*tensors: Tensor | None, **_: Any) -> tuple[Tensor, ...]:

@@ -23,9 +23,7 @@ def num_threads() -> int | None:
     if not text:
         return None
     if not text.isdigit() or int(text) < 1:
-        raise ValueError(
-            f"BIPACE_NUM_THREADS must be a positive integer, got {text!r}; unset it or set it to 1 or more."
-        )
+        raise ValueError(f"BIPACE_NUM_THREADS must be a positive integer, got {text!r}; unset it or set 1 or more.")
     return int(text)
 
 

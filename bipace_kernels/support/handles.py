@@ -36,8 +36,5 @@ def find(handle: int) -> Any:
     """The object with a number."""
     found = _alive.get(handle)
     if found is None:
-        raise RuntimeError(
-            f"no object has the handle {handle} any more; keep references to the Layout and the Config while "
-            "they are used."
-        )
+        raise RuntimeError(f"no object has the handle {handle} any more; keep Layout and Config while they are used.")
     return found

@@ -53,10 +53,8 @@ def contents(figure: Figure) -> dict[str, list[Any]]:
     for legend in [*(axes.get_legend() for axes in figure.axes), *figure.legends]:
         if legend is not None:
             texts += [text.get_text() for text in legend.get_texts()]
-    return {
-        "texts": [text for text in texts if text],
-        "numbers": [float(f"{number:.4g}") for number in numbers if math.isfinite(number)],
-    }
+    rounded = [float(f"{number:.4g}") for number in numbers if math.isfinite(number)]
+    return {"texts": [text for text in texts if text], "numbers": rounded}
 
 
 def save(figure: Figure, path: Path) -> None:

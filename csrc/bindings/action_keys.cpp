@@ -115,7 +115,7 @@ bool number_rows(Address rows, int64_t n, int64_t width, uint64_t seed, int64_t 
     return xxh64(bytes + i * width, width, seed);
   };
   const auto equal = [&](int64_t first, int64_t i) {
-    return std::memcmp(bytes + first * width, bytes + i * width, static_cast<size_t>(width)) == 0;
+    return std::memcmp(bytes + first * width, bytes + i * width, width) == 0;
   };
   return number_equal(n, most, hash, equal, pointer<int64_t>(codes)) >= 0;
 }

@@ -9,16 +9,15 @@ namespace bipace {
 
 void bind_stages(py::module_& m);
 void bind_action_keys(py::module_& m);
-void bind_similar(py::module_& m);
 
 namespace {
 
 // For the tests of the pool: every task runs once, at any thread count.
 py::list parallel_squares(int64_t n_tasks, int n_threads) {
-  std::vector<int64_t> out(static_cast<size_t>(n_tasks));
+  std::vector<int64_t> out(n_tasks);
   {
     const GilReleased release;
-    parallel_for(n_tasks, n_threads, [&](int64_t task, int) { out[static_cast<size_t>(task)] += task * task; });
+    parallel_for(n_tasks, n_threads, [&](int64_t task, int) { out[task] += task * task; });
   }
   py::list result;
   for (const int64_t value : out) result.append(value);
@@ -32,7 +31,7 @@ std::vector<double> dot_products(Address data, int64_t n, int64_t dim) {
   for (int64_t i = 0; i < n; ++i) a.push_back({i, 1.0f});
   const std::vector<ScaledRow> b = a;  // not the same rows to multiply_rows: all pairs
   const int64_t stride = round_up(n, kTileA);
-  std::vector<double> out(static_cast<size_t>(n * stride), 0.0), result;
+  std::vector<double> out(n * stride, 0.0), result;
   multiply_rows(rows, dot_kernels(), a.data(), n, b.data(), n, out.data(), stride);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < n; ++j) result.push_back(out[j * stride + i]);
@@ -59,6 +58,5 @@ PYBIND11_MODULE(_native, m) {
   m.def("parallel_squares", &bipace::parallel_squares);
   m.def("dot_products", &bipace::dot_products);
   bipace::bind_stages(m);
-  bipace::bind_similar(m);
   bipace::bind_action_keys(m);
 }

@@ -1,4 +1,7 @@
-// Bindings of the stages that need no more than their arguments converted.
+// Bindings of the stages: of all but the texts of cluster_similar only the arguments are converted.
+#include <limits>
+#include <vector>
+
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
 #include "cpu/clusters.h"
@@ -7,9 +10,34 @@
 #include "cpu/ngrams.h"
 #include "cpu/observations.h"
 #include "cpu/returns.h"
+#include "cpu/similar.h"
 #include "cpu/values.h"
 
 namespace bipace {
+namespace {
+
+// The tuple keeps every string alive while the GIL is released.
+void cluster_texts(const py::tuple& texts, Address group_offsets, int64_t n_groups, double similarity, int n_threads,
+                   Address labels) {
+  const int64_t* offsets = pointer<const int64_t>(group_offsets);
+  if (offsets[n_groups] != static_cast<int64_t>(texts.size())) throw py::value_error("group_offsets must end at texts");
+  std::vector<Text> views;
+  for (const py::handle& item : texts) {
+    PyObject* text = item.ptr();
+    if (!PyUnicode_Check(text)) throw py::type_error("texts must be str");
+#if PY_VERSION_HEX < 0x030C0000
+    if (PyUnicode_READY(text) != 0) throw py::error_already_set();
+#endif
+    if (PyUnicode_GET_LENGTH(text) > std::numeric_limits<int32_t>::max()) {
+      throw py::value_error("observation must hold texts of fewer than 2**31 characters; cut them off");
+    }
+    views.push_back({PyUnicode_DATA(text), PyUnicode_GET_LENGTH(text), static_cast<int>(PyUnicode_KIND(text))});
+  }
+  const GilReleased release;
+  cluster_similar(views.data(), offsets, n_groups, similarity, n_threads, pointer<int64_t>(labels));
+}
+
+}  // namespace
 
 void bind_stages(py::module_& m) {
   const auto release = py::call_guard<GilReleased>();
@@ -32,6 +60,7 @@ void bind_stages(py::module_& m) {
   m.def("scan_rows", bound(&scan_rows), release);
   m.def("cluster_cosine", bound(&cluster_cosine), release);
   m.def("cluster_sweep", bound(&cluster_sweep), release);
+  m.def("cluster_similar", &cluster_texts);
   m.attr("longest_sweep") = kLongestSweep;
 }
 

@@ -22,10 +22,9 @@ constexpr int64_t kQuickBytes = 16;   // most tokens fit; copied in one load and
 int64_t find_tag(const uint8_t* text,  // [size]
                  int64_t from, int64_t size, const char* tag, int64_t tag_size) {
   while (from + tag_size <= size) {
-    const auto* hit =
-        static_cast<const uint8_t*>(std::memchr(text + from, tag[0], static_cast<size_t>(size - tag_size - from + 1)));
+    const auto* hit = static_cast<const uint8_t*>(std::memchr(text + from, tag[0], size - tag_size - from + 1));
     if (!hit) return -1;
-    if (std::memcmp(hit, tag, static_cast<size_t>(tag_size)) == 0) return hit - text;
+    if (std::memcmp(hit, tag, tag_size) == 0) return hit - text;
     from = hit - text + 1;
   }
   return -1;
@@ -47,7 +46,7 @@ Span strip(Span text) {
 
 // XXH64 of the text with A-Z lowered; other bytes, including those of UTF-8 letters, do not change.
 int64_t hash_lowered(Span text, uint64_t seed, std::vector<uint8_t>& scratch) {
-  if (static_cast<int64_t>(scratch.size()) < text.size) scratch.resize(static_cast<size_t>(text.size));
+  if (static_cast<int64_t>(scratch.size()) < text.size) scratch.resize(text.size);
   uint8_t* lowered = scratch.data();
   for (int64_t i = 0; i < text.size; ++i) {
     const uint8_t c = text.start[i];
@@ -138,14 +137,14 @@ class Row {
 
 int64_t hash_first_n(const Row& row, int64_t n, Scratch& scratch) {
   n = std::min(n, row.size());
-  if (static_cast<int64_t>(scratch.ids.size()) < n + kChunk) scratch.ids.resize(static_cast<size_t>(n + kChunk));
+  if (static_cast<int64_t>(scratch.ids.size()) < n + kChunk) scratch.ids.resize(n + kChunk);
   int64_t count = 0;
   const int64_t step = std::min(n, kChunk);
   for (int64_t begin = 0; begin < row.size() && count < n; begin += step) {
     count += row.gather(begin, std::min(begin + step, row.size()), scratch.ids.data() + count);
   }
   count = std::min(count, n);
-  if (static_cast<int64_t>(scratch.text.size()) < 8 * count) scratch.text.resize(static_cast<size_t>(8 * count));
+  if (static_cast<int64_t>(scratch.text.size()) < 8 * count) scratch.text.resize(8 * count);
   uint8_t* out = scratch.text.data();
   for (int64_t i = 0; i < count; ++i) {
     const auto id = static_cast<uint64_t>(scratch.ids[i]);
@@ -177,7 +176,7 @@ int64_t append_tokens(const TokenTable& table, int64_t longest,  // bytes of the
     for (int64_t i = 0; i < count; ++i) more += offsets[ids[i] + 1] - offsets[ids[i]];
   }
   if (static_cast<int64_t>(text.size()) < size + more + kQuickBytes) {
-    text.resize(static_cast<size_t>(2 * size + more + kQuickBytes));
+    text.resize(2 * size + more + kQuickBytes);
   }
   // The quick copy always reads kQuickBytes: only used if the table extends that far.
   const int64_t quick_end = offsets[table.size] - kQuickBytes;
@@ -187,7 +186,7 @@ int64_t append_tokens(const TokenTable& table, int64_t longest,  // bytes of the
     if (length <= kQuickBytes && begin <= quick_end) {
       std::memcpy(out, bytes + begin, kQuickBytes);
     } else if (length > 0) {
-      std::memcpy(out, bytes + begin, static_cast<size_t>(length));
+      std::memcpy(out, bytes + begin, length);
     }
     out += length;
   }
@@ -232,8 +231,8 @@ bool hash_row(const TokenRows& rows, int64_t index, const TokenTable& table, int
 
 int64_t hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode mode, int64_t n, int64_t* keys,
                         uint8_t* parsed, int n_threads) {
-  std::vector<uint8_t> bad(static_cast<size_t>(rows.n_rows), 0);
-  std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  std::vector<uint8_t> bad(rows.n_rows, 0);
+  std::vector<Scratch> scratch(std::max(n_threads, 1));
   int64_t longest = 0;
   for (int64_t v = 0; mode != KeyMode::kFirstN && v < table.size; ++v) {
     longest = std::max(longest, table.offsets[v + 1] - table.offsets[v]);
@@ -251,7 +250,7 @@ int64_t hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode 
 
 void hash_texts(const uint8_t* const* texts, const int64_t* sizes, int64_t n_rows, KeyMode mode, int64_t* keys,
                 uint8_t* parsed, int n_threads) {
-  std::vector<std::vector<uint8_t>> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  std::vector<std::vector<uint8_t>> scratch(std::max(n_threads, 1));
   parallel_each(n_rows, kRowsPerTask, n_threads, [&](int64_t r, int worker) {
     TagSearch tags;
     const bool found = mode == KeyMode::kActionTag && tags.advance(texts[r], sizes[r]);

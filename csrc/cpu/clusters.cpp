@@ -97,8 +97,6 @@ class GroupClusters {
   }
 
  private:
-  // ---- similarities of a block -------------------------------------------------------------------------------------
-
   double* row_of(int64_t j) { return products_.data() + j * stride_; }
 
   // products_[j, gram_ + i] = x_i . x_j for i <= j (and some others).
@@ -106,10 +104,10 @@ class GroupClusters {
     const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
     gram_ = round_up(clusters + n, kTileA);
     stride_ = gram_ + round_up(n, kTileA);
-    products_.assign(static_cast<size_t>(n * stride_), 0.0);
-    rest_.resize(static_cast<size_t>(n * kChecks));
+    products_.assign(n * stride_, 0.0);
+    rest_.resize(n * kChecks);
     const Floats buffer = allocate(n * panel_);
-    std::vector<const float*> x(static_cast<size_t>(n));
+    std::vector<const float*> x(n);
     Ahead ahead{*this, 0};
     for (int64_t p = 0; p < panels_; ++p) {
       const int64_t first = p * panel_, len = std::min(panel_, rows_.dim - first);
@@ -122,7 +120,7 @@ class GroupClusters {
       for (int64_t start = 0; start < n; start += kTileA) {
         const int64_t count = std::min<int64_t>(kTileA, n - start);
         const float* a[kTileA];
-        for (int64_t m = 0; m < kTileA; ++m) a[m] = x[static_cast<size_t>(start + std::min(m, count - 1))];
+        for (int64_t m = 0; m < kTileA; ++m) a[m] = x[start + std::min(m, count - 1)];
         // The lower triangle: rows j from the tile's first record on.
         for (int64_t j = start / kTileB * kTileB; j < n; j += kTileB) {
           double* out[kTileB];
@@ -132,7 +130,7 @@ class GroupClusters {
       }
       for (int check = 0; check < kChecks; ++check) {
         if (p + 1 != check_panel_[check]) continue;
-        for (int64_t j = 0; j < n; ++j) rest_[static_cast<size_t>(j * kChecks + check)] = row_of(j)[gram_ + j];
+        for (int64_t j = 0; j < n; ++j) rest_[j * kChecks + check] = row_of(j)[gram_ + j];
       }
     }
     fetched_ = ahead.at;
@@ -145,29 +143,24 @@ class GroupClusters {
   void multiply_centroids() {
     const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
     const int64_t tiles = (clusters + kTileA - 1) / kTileA;
-    bounded_.assign(static_cast<size_t>(tiles * n), 0);
+    bounded_.assign(tiles * n, 0);
     // If bounding skipped hardly anything, it is disabled for some blocks.
     const bool bounding = tiles > 1 && check_panel_[0] > 0 && idle_ == 0;
     if (idle_ > 0) --idle_;
     const int64_t parts =
         n_threads_ > 1 && clusters * n * rows_.dim > 4'000'000 ? std::min<int64_t>(tiles, 4 * n_threads_) : 1;
-    if (parts == 1) {
-      multiply_tiles(0, tiles, bounding, fetched_);
-    } else {
-      parallel_for(parts, n_threads_, [&](int64_t part, int) {
-        const DefaultFloats floats;
-        multiply_tiles(part * tiles / parts, (part + 1) * tiles / parts, bounding,
-                       fetched_ + part * n * panels_ / parts);
-      });
-    }
+    parallel_for(parts, n_threads_, [&](int64_t part, int) {
+      const DefaultFloats floats;
+      multiply_tiles(part * tiles / parts, (part + 1) * tiles / parts, bounding, fetched_ + part * n * panels_ / parts);
+    });
     if (bounding && std::count(bounded_.begin(), bounded_.end(), 1) * 10 < tiles * n) idle_ = 8;
   }
 
   void multiply_tiles(int64_t first_tile, int64_t last_tile, bool bounding, int64_t fetched) {
     const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
     const Floats b_buffer = allocate(n * panel_), a_buffer = allocate(kTileA * panel_);
-    std::vector<const float*> b(static_cast<size_t>(n));
-    std::vector<int64_t> left(static_cast<size_t>(n));
+    std::vector<const float*> b(n);
+    std::vector<int64_t> left(n);
     Ahead ahead{*this, fetched};
     for (int64_t p = 0; p < panels_; ++p) {
       const int64_t first = p * panel_, len = std::min(panel_, rows_.dim - first);
@@ -178,13 +171,13 @@ class GroupClusters {
         uint8_t* bounded = bounded_.data() + t * n;
         int64_t open = 0;
         for (int64_t j = 0; j < n; ++j) {
-          if (!bounded[j]) left[static_cast<size_t>(open++)] = j;
+          if (!bounded[j]) left[open++] = j;
         }
         if (open == 0) continue;
         const int64_t start = t * kTileA, count = std::min<int64_t>(kTileA, clusters - start);
         const float* a[kTileA];
         for (int64_t m = 0; m < count; ++m) {
-          const Cluster& cluster = clusters_[static_cast<size_t>(start + m)];
+          const Cluster& cluster = clusters_[start + m];
           a[m] = cluster.centroid ? cluster.centroid + first
                                   : read_panel(rows_, dot_, cluster.row, first, len, a_buffer.get() + m * panel_);
         }
@@ -194,15 +187,15 @@ class GroupClusters {
           const float* x[kTileB];
           double* out[kTileB];
           for (int64_t w = 0; w < width; ++w) {
-            const int64_t j = left[static_cast<size_t>(i + w)];
-            x[w] = b[static_cast<size_t>(j)];
+            const int64_t j = left[i + w];
+            x[w] = b[j];
             out[w] = row_of(j) + start;
           }
           dot_.tile_of(count, width)(a, x, len, ahead.next(), out);
         }
         if (check == kChecks) continue;
         for (int64_t i = 0; i < open; ++i) {
-          const int64_t j = left[static_cast<size_t>(i)];
+          const int64_t j = left[i];
           bounded[j] = bound(start, count, j, check);
         }
       }
@@ -210,10 +203,10 @@ class GroupClusters {
     for (int64_t t = first_tile; t < last_tile; ++t) {
       const int64_t start = t * kTileA, end = std::min(start + kTileA, clusters);
       for (int64_t j = 0; j < n; ++j) {
-        if (bounded_[static_cast<size_t>(t * n + j)]) continue;
+        if (bounded_[t * n + j]) continue;
         double* out = row_of(j);
-        const double r = reciprocal_[static_cast<size_t>(j)];
-        for (int64_t k = start; k < end; ++k) out[k] *= r * clusters_[static_cast<size_t>(k)].reciprocal;
+        const double r = reciprocal_[j];
+        for (int64_t k = start; k < end; ++k) out[k] *= r * clusters_[k].reciprocal;
       }
     }
   }
@@ -222,10 +215,10 @@ class GroupClusters {
   // replace the partial sums.
   bool bound(int64_t start, int64_t count, int64_t j, int check) {
     double bounds[kTileA];
-    const double r = reciprocal_[static_cast<size_t>(j)], rest = rest_[static_cast<size_t>(j * kChecks + check)];
+    const double r = reciprocal_[j], rest = rest_[j * kChecks + check];
     double* part = row_of(j) + start;
     for (int64_t m = 0; m < count; ++m) {
-      const Cluster& cluster = clusters_[static_cast<size_t>(start + m)];
+      const Cluster& cluster = clusters_[start + m];
       bounds[m] = part[m] * r * cluster.reciprocal + rest * static_cast<double>(cluster.rest[check]);
       if (!(bounds[m] < hopeless_)) return false;
     }
@@ -235,7 +228,7 @@ class GroupClusters {
 
   // If joins of the block have raised a bound to where it matters: computes the product itself, up to date.
   double finish(int64_t k, int64_t j) {
-    const Cluster& cluster = clusters_[static_cast<size_t>(k)];
+    const Cluster& cluster = clusters_[k];
     float buffer[2][kPanel];
     double product[4] = {};
     double* const out[1] = {product};
@@ -244,12 +237,12 @@ class GroupClusters {
       const float* c =
           cluster.centroid ? cluster.centroid + first : read_panel(rows_, dot_, cluster.row, first, len, buffer[0]);
       const float* a[4] = {c, c, c, c};
-      const float* x = read_panel(rows_, dot_, block_[static_cast<size_t>(j)], first, len, buffer[1]);
+      const float* x = read_panel(rows_, dot_, block_[j], first, len, buffer[1]);
       dot_.tile_of(1, 1)(a, &x, len, reinterpret_cast<const char*>(x), out);
     }
-    double similar = product[0] * (reciprocal_[static_cast<size_t>(j)] * cluster.reciprocal);
-    for (int32_t i = cluster.first; i >= 0; i = next_[static_cast<size_t>(i)]) {
-      similar += change_[static_cast<size_t>(i)] * similar + weight_[static_cast<size_t>(i)] * row_of(j)[gram_ + i];
+    double similar = product[0] * (reciprocal_[j] * cluster.reciprocal);
+    for (int32_t i = cluster.first; i >= 0; i = next_[i]) {
+      similar += change_[i] * similar + weight_[i] * row_of(j)[gram_ + i];
     }
     return similar;
   }
@@ -263,7 +256,7 @@ class GroupClusters {
       const int64_t i = at / own.panels_, p = at % own.panels_;
       ++at;
       if (i >= static_cast<int64_t>(own.soon_.size())) return own.rows_.at(own.block_[0].row, 0);
-      return own.rows_.at(own.soon_[static_cast<size_t>(i)], p * own.panel_);
+      return own.rows_.at(own.soon_[i], p * own.panel_);
     }
   };
 
@@ -298,8 +291,6 @@ class GroupClusters {
   // The rest of a unit vector's norm after `part` of its square; never too small.
   static double rest_of(double part) { return std::sqrt(std::max(0.0, 1.0 - part) + 4e-6); }
 
-  // ---- decisions ---------------------------------------------------------------------------------------------------
-
   void run_block(int64_t* labels) {
     multiply_block();
     while (!take_norms()) {
@@ -314,7 +305,7 @@ class GroupClusters {
     weight_.assign(block_.size(), 0.0);
     touched_.clear();
     clusters_before_ = static_cast<int64_t>(clusters_.size());
-    for (int64_t j = 0; j < n; ++j) decide(j, labels[position_[static_cast<size_t>(j)]]);
+    for (int64_t j = 0; j < n; ++j) decide(j, labels[position_[j]]);
     move_centroids();
   }
 
@@ -325,7 +316,7 @@ class GroupClusters {
     if (clusters == 0 || !(best >= lowest_)) {
       const double* rest = rest_.data() + j * kChecks;
       const int32_t own = static_cast<int32_t>(j);
-      clusters_.push_back({block_[static_cast<size_t>(j)], reciprocal_[static_cast<size_t>(j)], own, own});
+      clusters_.push_back({block_[j], reciprocal_[j], own, own});
       for (int c = 0; c < kChecks; ++c) clusters_.back().rest[c] = static_cast<float>(rest[c]);
       label = clusters;
       touched_.push_back(clusters);
@@ -333,18 +324,18 @@ class GroupClusters {
       return;
     }
     const int64_t k = dot_.first_at_least(similar, clusters, best - kBand);
-    Cluster& cluster = clusters_[static_cast<size_t>(k)];
+    Cluster& cluster = clusters_[k];
     label = k;
     const auto [d, w] = join(1.0 / static_cast<double>(++cluster.members), similar[k], 1.0);
     if (cluster.last < 0) {
       cluster.first = static_cast<int32_t>(j);
       touched_.push_back(k);
     } else {
-      next_[static_cast<size_t>(cluster.last)] = static_cast<int32_t>(j);
+      next_[cluster.last] = static_cast<int32_t>(j);
     }
     cluster.last = static_cast<int32_t>(j);
-    change_[static_cast<size_t>(j)] = d;
-    weight_[static_cast<size_t>(j)] = w;
+    change_[j] = d;
+    weight_[j] = w;
     const uint8_t* bounded = k < clusters_before_ ? bounded_.data() + k / kTileA * n : nullptr;
     for (int64_t i = j + 1; i < n; ++i) {
       double* row = row_of(i);
@@ -352,8 +343,6 @@ class GroupClusters {
       if (bounded && row[k] >= hopeless_ && bounded[i]) row[k] = finish(k, i);
     }
   }
-
-  // ---- update of the centroids -------------------------------------------------------------------------------------
 
   struct Sum {
     int64_t cluster;
@@ -366,20 +355,19 @@ class GroupClusters {
     sources_.clear();
     weights_.clear();
     for (const int64_t k : touched_) {
-      Cluster& cluster = clusters_[static_cast<size_t>(k)];
+      Cluster& cluster = clusters_[k];
       const bool seeded = k >= clusters_before_;
       if (cluster.first >= 0 && !(seeded && cluster.first == cluster.last)) {
         const int64_t begin = static_cast<int64_t>(sources_.size());
         double keep = cluster.reciprocal;
-        for (int32_t j = seeded ? next_[static_cast<size_t>(cluster.first)] : cluster.first; j >= 0;
-             j = next_[static_cast<size_t>(j)]) {
-          const double decay = 1.0 + change_[static_cast<size_t>(j)];
+        for (int32_t j = seeded ? next_[cluster.first] : cluster.first; j >= 0; j = next_[j]) {
+          const double decay = 1.0 + change_[j];
           keep *= decay;
           for (size_t i = static_cast<size_t>(begin); i < weights_.size(); ++i) {
             weights_[i] = static_cast<float>(static_cast<double>(weights_[i]) * decay);
           }
-          sources_.push_back(block_[static_cast<size_t>(j)]);
-          weights_.push_back(static_cast<float>(weight_[static_cast<size_t>(j)] * reciprocal_[static_cast<size_t>(j)]));
+          sources_.push_back(block_[j]);
+          weights_.push_back(static_cast<float>(weight_[j] * reciprocal_[j]));
         }
         // The old centroid, or the row that replaces it, comes last: the small terms are summed first, and a long
         // cluster accumulates at most one rounding of its centroid per block.
@@ -393,20 +381,16 @@ class GroupClusters {
       cluster.first = cluster.last = -1;
     }
     const int64_t n = static_cast<int64_t>(sums_.size());
-    squares_.resize(static_cast<size_t>(n * panels_));
+    squares_.resize(n * panels_);
     const bool split = n_threads_ > 1 && static_cast<int64_t>(sources_.size()) * rows_.dim > 400'000;
     const int64_t parts = split ? std::min<int64_t>(panels_, 2 * n_threads_) : 1;
-    if (parts == 1) {
-      add_panels(0, panels_);
-    } else {
-      parallel_for(parts, n_threads_, [&](int64_t part, int) {
-        const DefaultFloats floats;
-        add_panels(part * panels_ / parts, (part + 1) * panels_ / parts);
-      });
-    }
+    parallel_for(parts, n_threads_, [&](int64_t part, int) {
+      const DefaultFloats floats;
+      add_panels(part * panels_ / parts, (part + 1) * panels_ / parts);
+    });
     for (size_t i = 0; i < sums_.size(); ++i) {
       const double* squares = squares_.data() + static_cast<int64_t>(i) * panels_;
-      Cluster& cluster = clusters_[static_cast<size_t>(sums_[i].cluster)];
+      Cluster& cluster = clusters_[sums_[i].cluster];
       double square = 0.0, part[kChecks] = {};
       for (int64_t p = 0; p < panels_; ++p) {
         square += squares[p];
@@ -425,10 +409,10 @@ class GroupClusters {
       const int64_t first = p * panel_, len = std::min(panel_, rows_.dim - first);
       for (size_t i = 0; i < sums_.size(); ++i) {
         const Sum& sum = sums_[i];
-        const Cluster& cluster = clusters_[static_cast<size_t>(sum.cluster)];
+        const Cluster& cluster = clusters_[sum.cluster];
         const int64_t n = sum.end - sum.begin, rows = cluster.centroid ? n - 1 : n;
         read_panels(rows_, dot_, sources_.data() + sum.begin, rows, first, len, buffer.get(), panel_, x.data());
-        if (rows < n) x[static_cast<size_t>(rows)] = cluster.centroid + first;
+        if (rows < n) x[rows] = cluster.centroid + first;
         squares_[i * static_cast<size_t>(panels_) + static_cast<size_t>(p)] =
             dot_.fold(x.data(), weights_.data() + sum.begin, n, len, sum.target + first);
       }
@@ -471,11 +455,9 @@ class GroupClusters {
   std::vector<double> squares_;
 };
 
-// ---- epsilon = 0: equal rows ---------------------------------------------------------------------------------------
-
 int64_t cluster_equal(const Rows& rows, const DotKernels& dot, const int64_t* order, const uint8_t* usable, int64_t n,
                       int64_t* labels) {
-  std::vector<int64_t> chosen, numbers(static_cast<size_t>(n));
+  std::vector<int64_t> chosen, numbers(n);
   for (int64_t i = 0; i < n; ++i) {
     labels[i] = -1;
     if (!usable || usable[i]) chosen.push_back(i);
@@ -501,11 +483,11 @@ int64_t shared_groups(const std::vector<int64_t>& lengths,  // [G] longest first
     // The others, one per thread: an even share, or k groups of which the shortest is the (k n_threads)-th.
     double time = rest / n_threads;
     for (int64_t k = 1, g = shared; g < n_groups; ++k, g += n_threads) {
-      time = std::max(time, static_cast<double>(k * lengths[static_cast<size_t>(g)]));
+      time = std::max(time, static_cast<double>(k * lengths[g]));
     }
     if (shared_time + time < best_time) best = shared, best_time = shared_time + time;
     if (shared == n_groups) break;
-    const double next = static_cast<double>(lengths[static_cast<size_t>(shared)]);
+    const double next = static_cast<double>(lengths[shared]);
     shared_time += 1.25 * next / n_threads;
     rest -= next;
   }
@@ -525,23 +507,23 @@ void scan_rows(const Rows& rows, const int64_t* order, int64_t n_records, int n_
 void cluster_cosine(const Rows& rows, const int64_t* order, const int64_t* group_offsets, int64_t n_groups,
                     const uint8_t* usable, double epsilon, int n_threads, int64_t* labels) {
   const DotKernels& dot = dot_kernels();
-  std::vector<int64_t> by_length(static_cast<size_t>(n_groups)), count(static_cast<size_t>(n_groups), 0);
+  std::vector<int64_t> by_length(n_groups), count(n_groups, 0);
   std::iota(by_length.begin(), by_length.end(), 0);
   const auto length = [&](int64_t g) { return group_offsets[g + 1] - group_offsets[g]; };
   std::stable_sort(by_length.begin(), by_length.end(), [&](int64_t g, int64_t h) { return length(g) > length(h); });
   n_threads = std::max(n_threads, 1);
 
-  std::vector<std::unique_ptr<GroupClusters>> worker(static_cast<size_t>(n_threads));
+  std::vector<std::unique_ptr<GroupClusters>> worker(n_threads);
   const auto run = [&](int64_t rank, int at, int threads_inside) {
-    const int64_t g = by_length[static_cast<size_t>(rank)], begin = group_offsets[g];
+    const int64_t g = by_length[rank], begin = group_offsets[g];
     const uint8_t* group_usable = usable ? usable + begin : nullptr;
-    int64_t& clusters = count[static_cast<size_t>(g)];
+    int64_t& clusters = count[g];
     if (epsilon == 0.0) {
       clusters = cluster_equal(rows, dot, order + begin, group_usable, length(g), labels + begin);
       return;
     }
     const DefaultFloats floats;
-    auto& own = worker[static_cast<size_t>(at)];
+    auto& own = worker[at];
     if (!own) own = std::make_unique<GroupClusters>(rows, dot, epsilon);
     clusters = own->run(order + begin, group_usable, length(g), threads_inside, labels + begin);
   };

@@ -69,68 +69,43 @@ struct DotKernels {
   void (*subtract)(const double* x, double factor, int64_t n, double* y);
   void (*divide)(double by, int64_t n, double* y);
 
-  // x . y in eight sums, and (x, y) turned by an angle: both in two steps, the same bits in every set.
-  double (*product)(const double* x, const double* y,
-                    int64_t n);  // a multiple of eight
+  // x . y in eight sums, n a multiple of eight; (x, y) turned by an angle: in two steps, the same bits in every set.
+  double (*product)(const double* x, const double* y, int64_t n);
   void (*rotate)(double cosine, double sine, int64_t n, double* x, double* y);
 
   // out[i][j] += a_i . b_j of two bundles; each product is one float32 sum in order, by fused multiply-adds.
   void (*bundles)(const float* a,                                               // [depth, kBundle]
                   const float* b, int64_t depth, double* out, int64_t stride);  // [kBundle] rows
 
-  // sum += x, element by element: the same bits in every set.
-  void (*add)(const float* x,  // [len]
-              int64_t len,
-              double* sum);  // [len]
+  // sum[e] += x[e], sum[e] += sign[e] * x[e] with signs of 1 and -1, and out[e] = float(x[e] - mean[e]) with one
+  // rounding, for e < len: the same bits in every set.
+  void (*add)(const float* x, int64_t len, double* sum);
+  void (*add_signed)(const float* x, const float* sign, int64_t len, double* sum);
+  void (*centre)(const float* x, const double* mean, int64_t len, float* out);
 
-  // sum += sign * x, element by element: the same bits in every set, as sign is 1 or -1.
-  void (*add_signed)(const float* x,     // [len]
-                     const float* sign,  // [len]
-                     int64_t len,
-                     double* sum);  // [len]
+  // out[e][i] = x_i[e] for n rows of len, 0 for the rest of the bundle; out is [len, kBundle].
+  void (*bundle)(const float* const* x, int64_t n, int64_t len, float* out);
 
-  // out[e] = float(x[e] - mean[e]), one rounding: the same bits in every set.
-  void (*centre)(const float* x,      // [len]
-                 const double* mean,  // [len]
-                 int64_t len,
-                 float* out);  // [len]
+  // Of n >= 1 values: the largest, and the first index with values[i] >= bound, n if there is none.
+  double (*largest)(const double* values, int64_t n);
+  int64_t (*first_at_least)(const double* values, int64_t n, double bound);
 
-  // out[e][i] = x_i[e] for n rows of a bundle; 0 for the rest.
-  void (*bundle)(const float* const* x,  // [n] rows of len
-                 int64_t n, int64_t len,
-                 float* out);  // [len, kBundle]
-
-  double (*largest)(const double* values,  // [n], n >= 1
-                    int64_t n);
-  // The first index with values[i] >= bound; n if there is none.
-  int64_t (*first_at_least)(const double* values,  // [n]
-                            int64_t n, double bound);
-
-  // similar += change * similar + weight * gram, element by element and in two steps: the same bits in every set.
-  void (*follow)(const float* gram,  // [n]
-                 double change, double weight, int64_t n,
-                 double* similar);  // [n]
+  // similar[e] += change * similar[e] + weight * gram[e] for e < n, in two steps: the same bits in every set.
+  void (*follow)(const float* gram, double change, double weight, int64_t n, double* similar);
 
   // The logarithm of the critic's kernel in place of the products of a row with others.
   void (*exponents)(const KernelRow& row, const double* square, const double* reciprocal, const double* time, int64_t n,
                     double* product);  // [n] as the three before
 
-  // x = e^x for x <= 0, in place, to 5e-16 of it; exactly 1 for 0, and 0 below -700.
-  void (*exponential)(double* x,  // [n]
-                      int64_t n);
+  // x[i] = e^x[i] for x[i] <= 0 and i < n, to 5e-16 of it; exactly 1 for 0, and 0 below -700.
+  void (*exponential)(double* x, int64_t n);
 
-  // target = factor * source, exact in float32 for a power of two.
-  void (*convert)(const void* source,  // [len] contiguous
-                  DType dtype, int64_t len, float factor,
-                  float* target);  // [len]
-
-  // The largest bit pattern without its sign: 0 only for zeros; monotonic in |x|; NaN above infinity above the rest.
-  uint32_t (*largest_bits)(const void* source,  // [len] contiguous
-                           DType dtype, int64_t len);
-
-  // 64 bits of the bits of a row, -0.0 counted as 0.0.
-  uint64_t (*hash)(const void* source,  // [len] contiguous
-                   DType dtype, int64_t len);
+  // Of len contiguous elements: target = factor * source, exact in float32 for a power of two; the largest bit pattern
+  // without its sign (0 only for zeros, monotonic in |x|, NaN above infinity above the rest); and 64 bits of the bits,
+  // -0.0 counted as 0.0.
+  void (*convert)(const void* source, DType dtype, int64_t len, float factor, float* target);
+  uint32_t (*largest_bits)(const void* source, DType dtype, int64_t len);
+  uint64_t (*hash)(const void* source, DType dtype, int64_t len);
 };
 
 // The best set of this machine under the cap.

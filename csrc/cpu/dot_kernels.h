@@ -208,19 +208,9 @@ void bundle(const float* const* x, int64_t n, int64_t len, float* out) {
 void exponential(double* x, int64_t n) {
   constexpr double kRound = 0x1.8p52, kLog2E = 0x1.71547652b82fep0;
   constexpr double kHigh = 0x1.62e42fee00000p-1, kLow = 0x1.a39ef35793c76p-33;  // ln 2 in two parts
-  constexpr double kTaylor[13] = {1.0 / 479001600.0,
-                                  1.0 / 39916800.0,
-                                  1.0 / 3628800.0,
-                                  1.0 / 362880.0,
-                                  1.0 / 40320.0,
-                                  1.0 / 5040.0,
-                                  1.0 / 720.0,
-                                  1.0 / 120.0,
-                                  1.0 / 24.0,
-                                  1.0 / 6.0,
-                                  0.5,
-                                  1.0,
-                                  1.0};
+  constexpr double kTaylor[13] = {
+      1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+      1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1,           1};
   for (int64_t i = 0; i < n; ++i) {
     const double value = x[i] < -700.0 ? -700.0 : x[i];
     const double shifted = value * kLog2E + kRound, power_of_two = shifted - kRound;

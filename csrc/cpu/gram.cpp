@@ -44,8 +44,8 @@ double measure(const Rows& rows, const DotKernels& dot, ScaledRow& row) {
 void multiply_rows(const Rows& rows, const DotKernels& dot, const ScaledRow* a, int64_t n, const ScaledRow* b,
                    int64_t width, double* out, int64_t stride) {
   const int64_t panel = panel_length(rows.dim);
-  const std::unique_ptr<float[]> buffer(new float[static_cast<size_t>((n + width) * panel)]);
-  std::vector<const float*> x(static_cast<size_t>(n + kTileA)), y(static_cast<size_t>(width));
+  const std::unique_ptr<float[]> buffer(new float[(n + width) * panel]);
+  std::vector<const float*> x(n + kTileA), y(width);
   for (int64_t first = 0; first < rows.dim; first += panel) {
     const int64_t len = std::min(panel, rows.dim - first);
     read_panels(rows, dot, a, n, first, len, buffer.get(), panel, x.data());

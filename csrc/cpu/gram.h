@@ -27,7 +27,7 @@ struct Bundles {
   void resize(int64_t size, int64_t new_dim) {
     n = size;
     dim = new_dim;
-    data.resize(static_cast<std::size_t>(count() * dim * kBundle));
+    data.resize(count() * dim * kBundle);
   }
   int64_t count() const { return (n + kBundle - 1) / kBundle; }
   float* at(int64_t bundle, int64_t element) { return data.data() + (bundle * dim + element) * kBundle; }

@@ -52,7 +52,7 @@ int64_t number_equal(int64_t n, int64_t most, const Hash& hash,
 // records of -1, clusters of their own, come in between.
 inline int64_t number_labels(int64_t n, int64_t n_clusters,
                              int64_t* labels) {  // [n]
-  std::vector<int64_t> number(static_cast<size_t>(n_clusters), -1);
+  std::vector<int64_t> number(n_clusters, -1);
   int64_t count = 0;
   for (int64_t i = 0; i < n; ++i) {
     int64_t* known = labels[i] < 0 ? nullptr : &number[labels[i]];

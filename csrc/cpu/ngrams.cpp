@@ -33,11 +33,11 @@ void fingerprint(const uint8_t* text,  // [size]
                  float* out,  // [dim]
                  Scratch& scratch) {
   const int64_t n_grams = size + n - 1;
-  scratch.padded.assign(static_cast<size_t>(n - 1), kNgramBefore);
+  scratch.padded.assign(n - 1, kNgramBefore);
   scratch.padded.insert(scratch.padded.end(), text, text + size);
-  scratch.padded.insert(scratch.padded.end(), static_cast<size_t>(n - 1), kNgramAfter);
-  scratch.counts.resize(static_cast<size_t>(dim), 0);
-  if (static_cast<int64_t>(scratch.touched.size()) < n_grams) scratch.touched.resize(static_cast<size_t>(n_grams));
+  scratch.padded.insert(scratch.padded.end(), n - 1, kNgramAfter);
+  scratch.counts.resize(dim, 0);
+  if (static_cast<int64_t>(scratch.touched.size()) < n_grams) scratch.touched.resize(n_grams);
   const uint8_t* grams = scratch.padded.data();
   int64_t* counts = scratch.counts.data();
   const auto buckets = static_cast<uint64_t>(dim);
@@ -50,12 +50,12 @@ void fingerprint(const uint8_t* text,  // [size]
     const int64_t sign = ngram_sign(hash);
     squares += 2 * sign * counts[bucket] + 1;
     counts[bucket] += sign;
-    scratch.touched[static_cast<size_t>(i)] = static_cast<int64_t>(bucket);
+    scratch.touched[i] = static_cast<int64_t>(bucket);
   }
   std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
   const double norm = std::sqrt(static_cast<double>(squares));
   for (int64_t i = 0; i < n_grams; ++i) {
-    const int64_t bucket = scratch.touched[static_cast<size_t>(i)];
+    const int64_t bucket = scratch.touched[i];
     if (counts[bucket] == 0) continue;  // cancelled, or written at an earlier gram
     out[bucket] = static_cast<float>(static_cast<double>(counts[bucket]) / norm);
     counts[bucket] = 0;
@@ -67,10 +67,9 @@ void fingerprint(const uint8_t* text,  // [size]
 
 void ngram_fingerprints(const uint8_t* bytes, const int64_t* offsets, int64_t n_rows, int64_t n, int64_t dim,
                         float* out, int n_threads) {
-  std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  std::vector<Scratch> scratch(std::max(n_threads, 1));
   parallel_for(n_rows, n_threads, [&](int64_t row, int worker) {
-    fingerprint(bytes + offsets[row], offsets[row + 1] - offsets[row], n, dim, out + row * dim,
-                scratch[static_cast<size_t>(worker)]);
+    fingerprint(bytes + offsets[row], offsets[row + 1] - offsets[row], n, dim, out + row * dim, scratch[worker]);
   });
 }
 

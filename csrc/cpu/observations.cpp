@@ -47,8 +47,7 @@ int64_t number_pairs(const std::vector<int64_t>& set,  // [n] from -1 to n_sets 
   };
   const int64_t n = static_cast<int64_t>(set.size());
   const Members members = members_of(set.data(), n, n_sets);
-  std::vector<First> first_of(static_cast<size_t>(n),
-                              First{-1, 0});  // of each code, in the set that it was seen in last
+  std::vector<First> first_of(n, First{-1, 0});  // of each code, in the set that it was seen in last
   polled(0, static_cast<int64_t>(members.records.size()), [&](int64_t at) {
     const int64_t i = members.records[at];
     First& first = first_of[code[i]];
@@ -67,7 +66,7 @@ int64_t number_pairs(const std::vector<int64_t>& set,  // [n] from -1 to n_sets 
 }
 
 std::vector<int64_t> groups_of(const int64_t* group_offsets, int64_t n_groups) {
-  std::vector<int64_t> out(static_cast<size_t>(group_offsets[n_groups]));
+  std::vector<int64_t> out(group_offsets[n_groups]);
   for (int64_t g = 0; g < n_groups; ++g) {
     std::fill(out.begin() + group_offsets[g], out.begin() + group_offsets[g + 1], g);
   }
@@ -87,7 +86,7 @@ void cluster_history(const int64_t* codes, const int64_t* step, const int64_t* t
   const int64_t n_records = group_offsets[n_groups];
   // earlier[i]: first record of the step before i's in its trajectory, -1 at the beginning.  A step recorded twice
   // is in later histories once.
-  std::vector<int64_t> earlier(static_cast<size_t>(n_records), -1);
+  std::vector<int64_t> earlier(n_records, -1);
   for (int64_t t = 0; t < n_trajectories; ++t) {
     int64_t current = trajectory_offsets[t], before = -1;
     polled(trajectory_offsets[t], trajectory_offsets[t + 1], [&](int64_t i) {

@@ -104,8 +104,7 @@ float scale_factor(DType dtype, uint32_t bits) {
 }
 
 bool equal_rows(const Rows& rows, int64_t a, int64_t b) {
-  if (rows.contiguous() &&
-      std::memcmp(rows.at(a, 0), rows.at(b, 0), static_cast<size_t>(rows.dim * rows.item_size())) == 0) {
+  if (rows.contiguous() && std::memcmp(rows.at(a, 0), rows.at(b, 0), rows.dim * rows.item_size()) == 0) {
     return true;
   }
   return rows.item_size() == 4 ? equal_strided<uint32_t>(rows, a, b) : equal_strided<uint16_t>(rows, a, b);

@@ -57,7 +57,7 @@ class Matcher {
  public:
   // The symbols of a text.
   void encode(const Text& text, std::vector<int32_t>& out) {
-    out.resize(static_cast<size_t>(text.size));
+    out.resize(text.size);
     if (text.width == 1) {
       encode_as<uint8_t>(text, out.data());
     } else if (text.width == 2) {
@@ -93,7 +93,7 @@ class Matcher {
       if (c.count <= most) total += c.count;
     }
     out.begin.push_back(total);
-    out.positions.resize(static_cast<size_t>(total));
+    out.positions.resize(total);
     for (int32_t j = 0; j < n; ++j) {
       Slice& slice = slice_[out.text[j]];
       if (slice.end) out.positions[slice.begin++] = j;
@@ -243,7 +243,7 @@ int64_t cluster_group(Matcher& matcher, const Text* texts, int64_t n, double sim
   for (int64_t i = 0; i < n; ++i) {
     if (i % kTextsBetweenPolls == 0) poll_interrupt();  // pairs that are refused by their lengths reach no other poll
     const Text& text = texts[i];
-    const std::string_view bytes(static_cast<const char*>(text.data), static_cast<size_t>(text.size * text.width));
+    const std::string_view bytes(static_cast<const char*>(text.data), text.size * text.width);
     const auto [entry, fresh] = seen[text.width >> 1].try_emplace(bytes, static_cast<int64_t>(clusters.size()));
     if (!fresh) {
       labels[i] = entry->second;
@@ -269,8 +269,8 @@ int64_t cluster_group(Matcher& matcher, const Text* texts, int64_t n, double sim
 
 void cluster_similar(const Text* texts, const int64_t* group_offsets, int64_t n_groups, double similarity,
                      int n_threads, int64_t* labels) {
-  std::vector<Matcher> matchers(static_cast<size_t>(std::max(n_threads, 1)));
-  std::vector<int64_t> counts(static_cast<size_t>(n_groups));
+  std::vector<Matcher> matchers(std::max(n_threads, 1));
+  std::vector<int64_t> counts(n_groups);
   parallel_for(n_groups, n_threads, [&](int64_t g, int worker) {
     const int64_t low = group_offsets[g], high = group_offsets[g + 1];
     counts[g] = cluster_group(matchers[worker], texts + low, high - low, similarity, labels + low);

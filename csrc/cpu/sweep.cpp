@@ -35,8 +35,6 @@ struct Group {
   int64_t size() const { return static_cast<int64_t>(rows.size()); }
 };
 
-// ---- the Gram matrices ---------------------------------------------------------------------------------------------
-
 struct Square {
   Group* group;
   int64_t i, j;  // first rows, i <= j
@@ -58,8 +56,6 @@ void multiply_square(const Rows& rows, const DotKernels& dot, const Square& at) 
   }
 }
 
-// ---- the scan ------------------------------------------------------------------------------------------------------
-
 // Scratch of one thread, kept from scan to scan.
 class Scan {
  public:
@@ -71,7 +67,7 @@ class Scan {
     lowest_ = 1.0 - epsilon - kBand;
     std::fill(labels, labels + group.length, int64_t{-1});
     for (int64_t i = 0; i < group.size(); ++i) {
-      labels[group.position[static_cast<size_t>(i)]] = decide(group, dot, i);
+      labels[group.position[i]] = decide(group, dot, i);
     }
     return number_labels(group.length, static_cast<int64_t>(clusters_.size()), labels);
   }
@@ -89,8 +85,7 @@ class Scan {
     similar_.resize(clusters_.size());
     for (size_t k = 0; k < clusters_.size(); ++k) {
       const Cluster& cluster = clusters_[k];
-      similar_[k] =
-          cluster.at < 0 ? static_cast<double>(gram[cluster.first]) : rows_[static_cast<size_t>(cluster.at + i)];
+      similar_[k] = cluster.at < 0 ? static_cast<double>(gram[cluster.first]) : rows_[cluster.at + i];
     }
     const double best = clusters ? dot.largest(similar_.data(), clusters) : 0.0;
     if (clusters == 0 || !(best >= lowest_)) {
@@ -98,7 +93,7 @@ class Scan {
       return clusters;
     }
     const int64_t k = dot.first_at_least(similar_.data(), clusters, best - kBand);
-    Cluster& cluster = clusters_[static_cast<size_t>(k)];
+    Cluster& cluster = clusters_[k];
     if (cluster.at < 0) {
       cluster.at = moved_++ * stride_;
       const size_t needed = static_cast<size_t>(moved_ * stride_);
@@ -107,7 +102,7 @@ class Scan {
       std::copy(own + i + 1, own + group.size(), rows_.begin() + cluster.at + i + 1);
     }
     const double share = 1.0 / static_cast<double>(++cluster.members);
-    const Join<double> step = join(share, similar_[static_cast<size_t>(k)], 1.0);
+    const Join<double> step = join(share, similar_[k], 1.0);
     dot.follow(gram + i + 1, step.change, step.weight, group.size() - i - 1, rows_.data() + cluster.at + i + 1);
     return k;
   }
@@ -118,8 +113,6 @@ class Scan {
   std::vector<double> rows_;     // [moved_, stride_] of S
   int64_t moved_ = 0, stride_ = 0;
 };
-
-// ---- all of it -----------------------------------------------------------------------------------------------------
 
 void take_part(const Rows& rows, const DotKernels& dot, const int64_t* order, const uint8_t* usable, Group& group) {
   for (int64_t i = 0; i < group.length; ++i) {
@@ -157,7 +150,7 @@ void cluster_sweep(const Rows& rows, const int64_t* order, const int64_t* group_
   const DotKernels& dot = dot_kernels();
   n_threads = std::max(n_threads, 1);
   const int64_t n_records = group_offsets[n_groups];
-  std::vector<int64_t> counts(static_cast<size_t>(n_epsilons * n_groups), 0);  // [E, G]
+  std::vector<int64_t> counts(n_epsilons * n_groups, 0);  // [E, G]
   std::vector<Group> groups;
   for (int64_t g = 0; g < n_groups; ++g) {
     const int64_t begin = group_offsets[g], alone[2] = {0, group_offsets[g + 1] - begin};
@@ -170,7 +163,7 @@ void cluster_sweep(const Rows& rows, const int64_t* order, const int64_t* group_
     }
   }
   if (std::all_of(epsilons, epsilons + n_epsilons, [](double epsilon) { return epsilon == 0.0; })) groups.clear();
-  std::vector<Scan> scans(static_cast<size_t>(n_threads));
+  std::vector<Scan> scans(n_threads);
   std::unique_ptr<float[]> gram;
   int64_t room = 0;  // floats in gram
   for (size_t first = 0, last; first < groups.size(); first = last) {
@@ -182,7 +175,7 @@ void cluster_sweep(const Rows& rows, const int64_t* order, const int64_t* group_
     }
     if (floats > room) {
       gram.reset();
-      gram.reset(new float[static_cast<size_t>(floats)]);
+      gram.reset(new float[floats]);
       room = floats;
     }
     const int64_t n = static_cast<int64_t>(last - first);

@@ -28,13 +28,8 @@ class SwiftRows(RolloutRows):
     size: int = 1
 
     def ids(self) -> dict[str, Tensor]:
-        place = self.first + self.turns.row
-        return {
-            "group": place // self.size,
-            "trajectory": place,
-            "step": self.turns.step,
-            "valid": self.valid[self.turns.row],
-        }
+        place, valid = self.first + self.turns.row, self.valid[self.turns.row]
+        return {"group": place // self.size, "trajectory": place, "step": self.turns.step, "valid": valid}
 
     def rewards(self, ids: Mapping[str, Tensor], token_rewards: Tensor) -> tuple[Tensor, Tensor]:
         """r [n]: step_rewards, else the row's at its last turn; R(τ) [n]: the row's.  A row set aside has NaN."""
@@ -52,9 +47,7 @@ def rows_of(trainer: Any, batches: Sequence[Mapping[str, Any]], extra: Mapping[s
             "then not known: return the whole rollout as one output, or set BiPACE's method to 'grpo'."
         )
     if any(batch["grpo_batch"].teacher_per_token_logps is not None for batch in batches):
-        raise ValueError(
-            "a teacher's log-probs are part of swift's advantages: leave the teacher out, or set method='grpo'."
-        )
+        raise ValueError("a teacher's log-probs are part of swift's advantages: leave it out, or set method='grpo'.")
     masks, ids, prompts = [], [], []
     for batch in batches:
         written, tokens = batch["grpo_batch"].completion_mask.cpu(), batch["model_inputs"]["input_ids"].cpu()

@@ -53,9 +53,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
         }
         for what, is_so in refused.items():
             if is_so:
-                raise ValueError(
-                    f"{what}, and BiPACE gives each turn its own advantage: turn it off, or set method='grpo'."
-                )
+                raise ValueError(f"{what}, but BiPACE's advantages are of turns: turn it off, or set method='grpo'.")
         self._bipace_why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
         self._bipace.require_hidden(self._bipace_why)
 

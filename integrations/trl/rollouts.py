@@ -107,9 +107,7 @@ class Said:
             return [row.get("truncated") for row in self.inputs]
         for row, cut in enumerate(self.loop.cut if self.loop is not None else ()):
             if cut:
-                self.misfits[row] = (
-                    f"truncated of row {row} was True before its first turn: reset() must set it to False"
-                )
+                self.misfits[row] = f"truncated of row {row} was True before its first turn: reset() must set it False"
         found = [getattr(e, "truncated", None) for e in self.environments] or [None] * len(self.inputs)
         return [value if isinstance(value, bool) else None for value in found]  # a method of that name is ignored
 

@@ -24,9 +24,7 @@ Job = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NAME, WHERE = "bipace", "algorithm.bipace."
 HIDDEN, LABELS, IDS = "bipace_hidden", "bipace_labels", "bipace_ids"  # additional outputs and inputs of workers
 EXTRA = {name: name for name in ("observation", "step_rewards", "truncated")}  # agent loops may return in extra_fields
-NO_STATES = (
-    f"compute_log_prob gave no {HIDDEN}; bipace-kernels must be installed on every node, and verl.plugins enabled"
-)
+NO_STATES = f"compute_log_prob gave no {HIDDEN}; install bipace-kernels on every node, and enable verl.plugins"
 
 job: ContextVar[Job | None] = ContextVar(NAME, default=None)
 

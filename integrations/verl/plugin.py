@@ -26,12 +26,11 @@ def load(name: str, ours: str) -> None:
     try:
         importlib.import_module(ours)
     except (ImportError, AttributeError) as error:
-        warnings.warn(
+        text = (
             f"bipace_kernels could not patch {name}: {error}. algorithm.adv_estimator=bipace will not work with this "
-            "release of verl; docs/verl.md names the tested ones.",
-            RuntimeWarning,
-            stacklevel=2,
+            "release of verl; docs/verl.md names the tested ones."
         )
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def join(ours: str) -> None:

@@ -27,11 +27,7 @@ def rows_of(batch: Any) -> RolloutRows:
     get = partial(tq.kv_batch_get, keys=batch.keys, partition_id=batch.partition_id)
     needed = ("response_mask", "responses", "rm_scores")
     data = get(select_fields=[*needed, "extra_fields", HIDDEN, LABELS])
-    require(
-        needed,
-        data.keys(),
-        "agent loops return response_mask and responses in AgentLoopOutput, and rm_scores by its reward_score",
-    )
+    require(needed, data.keys(), "AgentLoopOutput of agent loops has response_mask, responses and reward_score")
     dense = data.select(*needed).to_padded_tensor()
     fields = data.pop("extra_fields").tolist() if "extra_fields" in data else []
     fields = [row if isinstance(row, dict) else {} for row in fields]

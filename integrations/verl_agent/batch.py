@@ -152,7 +152,6 @@ def _hidden(data: Any) -> Any:
         )
     if not torch.equal(data.batch[HIDDEN_IDS], data.batch[IDS]):
         raise ValueError(
-            f"{HIDDEN} holds hidden states of other rows than the batch: use the log-probabilities of the batch's own "
-            "rows."
+            f"{HIDDEN} holds states of other rows than the batch: use the log-probabilities of its own rows."
         )
     return data.batch[HIDDEN]

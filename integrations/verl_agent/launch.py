@@ -33,9 +33,7 @@ def added(*searchpaths: str) -> list[str]:
     for argument in reversed(searchpaths):
         given = re.fullmatch(r"\[(.*)\]", argument.partition("=")[2].strip(), re.DOTALL)
         if given is None:
-            raise ValueError(
-                f"hydra.searchpath must be a list such as [file:///my/folder], got {argument}; put brackets around it."
-            )
+            raise ValueError(f"hydra.searchpath must be a list such as [file:///folder], got {argument}; add brackets.")
         folders[:0] = [given[1]] if given[1].strip() else []
     store = importlib.import_module("hydra.core.config_store").ConfigStore.instance()
     store.store(group="bipace", name="keys", node={"algorithm": {"gigpo": keys()}}, package="_global_")

@@ -84,8 +84,7 @@ class Settings:
         check_fields(self, WHERE)
         if isinstance(self.bisim_eps, str) and self.bisim_embedder != "actor_hidden":
             raise ValueError(
-                f"{WHERE}bisim_eps={self.bisim_eps} reads hidden states, but {WHERE}bisim_embedder is "
-                f"{self.bisim_embedder}: set it to actor_hidden, or bisim_eps to a number."
+                f"{WHERE}bisim_eps={self.bisim_eps} needs {WHERE}bisim_embedder=actor_hidden, got {self.bisim_embedder}."
             )
         if self.bisim_grouping and self.enable_similarity:
             raise ValueError(f"{WHERE}enable_similarity and {WHERE}bisim_grouping group differently; set one to False.")
@@ -98,8 +97,7 @@ class Settings:
         others = self.bisim_grouping, self.cacb_enabled, self.enable_similarity, self.hgpo is not None
         if self.hgpo is not None and self.bipace_episode_scope != "step":
             raise ValueError(
-                f"{WHERE}bipace_episode_scope is about the episode term, which HGPO has inside its own: set it to "
-                "step, or algorithm.adv_estimator to gigpo."
+                f"{WHERE}bipace_episode_scope has no effect on HGPO, which has its own episode term: leave it out, or use gigpo."
             )
         if self.gae is not None and any(others):
             raise ValueError(
@@ -112,8 +110,7 @@ class Settings:
             raise ValueError(f"{WHERE[:-1]} or algorithm.hgpo: {error}") from error
         if self.gae is not None and self.bipace_episode_scope != "step" and not config.episode_weight:
             raise ValueError(
-                f"{WHERE}bipace_episode_scope is about the episode term, whose weight is 0 in bipace_method=gae: set "
-                f"{WHERE}bipace_episode_weight, or leave it out."
+                f"{WHERE}bipace_episode_scope has no effect where {WHERE}bipace_episode_weight is 0: set it, or leave it out."
             )
 
     @classmethod

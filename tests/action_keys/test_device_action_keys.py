@@ -257,7 +257,7 @@ def test_id_outside_the_table(device, mode, bad):
     assert ours(there, device, mask=valid, **options) == (keys, parsed)
     kinds = [(there, valid), (list(there), list(valid))]
     for responses, mask_of_kind in kinds:
-        with pytest.raises(ValueError, match=rf"vocabulary size 260\), got {bad} in row 41, column 77"):
+        with pytest.raises(ValueError, match=rf"ids from 0 to 259, got {bad} in row 41, column 77"):
             bk.action_keys(responses, mask=mask_of_kind, backend=BACKEND, check="now", **options)
     masked = valid & (there >= 0) & (there < 260)
     bk.action_keys(there, mask=masked, backend=BACKEND, check="now", **options)

@@ -48,7 +48,7 @@ def test_a_letter_binds_to_one_architecture():
     ("module", "torch_", "said"),
     [
         (compiled(driver=0), a_torch((9, 0)), "no NVIDIA driver was found; the kernels need one for CUDA 12.0"),
-        (compiled(driver=11080), a_torch((9, 0)), "too old: the kernels need one for CUDA 12.0 or newer, found 11.8"),
+        (compiled(driver=11080), a_torch((9, 0)), "too old: it must be for CUDA 12.0 or newer, found 11.8"),
         (compiled(), a_torch(cuda=None), "torch 2.13.0+x is a build without CUDA"),
         (compiled(), a_torch(), "torch sees no GPU"),
         (compiled(), a_torch((7, 5)), f"the GPUs here are sm_75, and this build has kernels for {BUILT}"),

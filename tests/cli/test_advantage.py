@@ -318,7 +318,7 @@ def test_bad_hidden_states(golden, tmp_path):
         np.save(npy, array, allow_pickle=True)
         return fail("advantage", golden, "--out", out, "--fingerprint", npy)
 
-    assert "N = 6, got [5, 3]" in message(np.ones((5, 3), np.float32))
+    assert "N = 6 records, got [5, 3]" in message(np.ones((5, 3), np.float32))
     assert "N = 6, got [6]" in message(np.ones(6, np.float32))
     assert "N = 6, got [6, 0]" in message(np.ones((6, 0), np.float32))
     assert "got int64" in message(np.ones((6, 3), np.int64))
@@ -362,7 +362,7 @@ def test_duplicated_records(tmp_path):
         assert read["advantage"][6] == read["advantage"][0] and len(read["line"]) == 7
     unlike = write(tmp_path / "b.jsonl", [*GOLDEN, {**GOLDEN[0], "reward": 2}])
     message = fail("advantage", unlike, "--out", out, "--duplicates", "once", "--on-invalid", "singleton")
-    assert f"{unlike}, line 1 and {unlike}, line 7 record the same step with" in message
+    assert f"{unlike}, line 1 and {unlike}, line 7 record one step with" in message
     padded = write(tmp_path / "c.jsonl", [*GOLDEN, {**GOLDEN[0], "valid": False}])  # padding repeats nothing
     assert run("advantage", padded, "--out", out, "--partition", "exact").exit_code == 0
 

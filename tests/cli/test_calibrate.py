@@ -109,7 +109,7 @@ def test_bad_input(folder, prompts, tmp_path, monkeypatch):
         assert not out.exists()
         return text
 
-    assert "it has no config.json" in wrong(tmp_path, prompts)
+    assert "has no config.json" in wrong(tmp_path, prompts)
     assert "no_such.jsonl is not a file" in wrong(folder, tmp_path / "no_such.jsonl")
     for option, value, message in (
         ("--label", "kind", 'line 1: the field "kind" is missing; name its column with --label'),

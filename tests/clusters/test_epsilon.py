@@ -13,7 +13,7 @@ from paths import ROOT
 
 import bipace_kernels as bk
 from bipace_kernels.cli import rollouts, states
-from bipace_kernels.clustering import sizes as _sizes
+from bipace_kernels.clustering import epsilon as _epsilon
 
 SAMPLE = ROOT / "examples/data/webshop_llm.jsonl.gz"
 EPSILONS = [0.1, 0.0, 0.35, 1.0]
@@ -112,7 +112,7 @@ def test_bad_rows_raise_on_the_cpu(backend, epsilon):
     )
 )
 def test_sizes_of_clusters(labels):
-    measured = _sizes.measure_sizes(torch.tensor(labels, dtype=torch.int64))
+    measured = _epsilon.measure_sizes(torch.tensor(labels, dtype=torch.int64))
     for row, found in zip(labels, measured, strict=True):
         sizes = [row.count(c) for c in set(row) - {-1}]
         assert found.clusters == len(sizes)

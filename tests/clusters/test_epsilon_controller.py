@@ -368,7 +368,7 @@ def test_bad_settings(changes, words):
         ({"step": np.zeros(60, int), "trajectory": None}, ValueError, "trajectory is missing; step numbers"),
         ({"returns": None}, ValueError, "returns is missing; objective='value_r2'"),
         ({"returns": np.zeros(3)}, ValueError, r"returns must have shape \[N\] = \[60\]"),
-        ({"trajectory": None}, ValueError, "trajectory is missing; objective='value_r2' compares trajectories"),
+        ({"trajectory": None}, ValueError, "trajectory is missing; objective='value_r2' needs it"),
         ({"backend": "gpu"}, ValueError, "backend must be one of"),
     ],
 )

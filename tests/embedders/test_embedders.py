@@ -103,7 +103,7 @@ def test_hidden_states_stay_what_they_are():
             return states
 
     assert torch.equal(ActorHidden().embed(Tapped()), states)
-    with pytest.raises(TypeError, match=r"hidden states \[N, D\].*got list; texts are for the other"):
+    with pytest.raises(TypeError, match=r"hidden states \[N, D\].*got list; embed texts"):
         ActorHidden().embed(["a text"])
     with pytest.raises(TypeError, match=r"got \[4, 3, 1\]"):
         ActorHidden().embed(states[:, :, None])
@@ -246,5 +246,5 @@ def test_a_real_encoder_offline(minilm, monkeypatch):
 
 
 def test_a_folder_that_is_no_encoder(minilm, tmp_path):
-    with pytest.raises(ValueError, match="model must be a folder or a name that sentence-transformers can load, got"):
+    with pytest.raises(ValueError, match="model must be one that sentence-transformers loads, got"):
         Sentence(tmp_path)

@@ -99,7 +99,7 @@ def test_unknown_architectures_say_what_was_looked_for_and_found():
         bk.hidden.tap(Unknown(3))
     with pytest.raises(ValueError, match=r"ModuleLists none at all"):
         bk.hidden.tap(Unknown(0))
-    with pytest.raises(TypeError, match=r"looked in Linear for a PreTrainedModel"):
+    with pytest.raises(TypeError, match=r"Linear has no PreTrainedModel"):
         bk.hidden.tap(nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, .* got str"):
         bk.hidden.tap("Qwen/Qwen2.5-7B")

@@ -212,7 +212,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_the_run(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"bipace_record_dir=.* cannot be made: .*; name another folder"):
+    with pytest.raises(ValueError, match=r"bipace_record_dir=.* cannot be made: .*; name another"):
         Recorder(str(tmp_path / "file/folder"), 1, "bipace_")
     for wrong in ({"record_dir": ""}, {"record_dir": 3}, {"record_every": 0}):
         with pytest.raises(ValueError, match=r"record_(dir|every) must be"):

@@ -504,7 +504,7 @@ def test_a_reward_beyond_those_of_steps_is_added_once_at_the_last_step_of_its_ro
     )
     settings = Settings(method="gae", value="group", reward_beyond_steps=beyond)
     states = States(settings)
-    with pytest.warns(RuntimeWarning, match="rewards hold up to 4 beyond the sum of step_rewards"):
+    with pytest.warns(RuntimeWarning, match="rewards hold up to 4 beyond their step_rewards"):
         records = rows.fitted(states).records(states, Slow(), scores)
     more = 4.0 if beyond == "last" else 0.0
     assert records["rewards"].tolist()[:8] == [0.25, 0.5, 0.0, 0.5 + more, 0.0, 0.5 + more, 1.0, 1.0]

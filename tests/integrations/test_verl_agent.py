@@ -501,7 +501,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["algorithm.gigpo.bipace_episode_scope=rows"], "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
         (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and does not use PACE: set .* to False"),
         ([f"algorithm.gigpo.{key}" for key in ("bisim_grouping=False", "bipace_method=gae", "bipace_episode_scope=trajectory")],
-         "bipace_episode_scope is about the episode term, whose weight is 0 .* set algorithm.gigpo.bipace_episode_weight"),
+         "bipace_episode_scope has no effect where algorithm.gigpo.bipace_episode_weight is 0"),
         (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae, or .* if there are keys bipace_…, got 'bigpo'"),
         (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae.* got None: set it, or leave out bipace_value"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_gae_lambda=2"], r"gigpo\.bipace_gae_lambda must be a"),
@@ -800,7 +800,7 @@ def test_paths_of_the_user_stand_before_those_of_the_launcher():
     assert ours == plain
     (both, _) = launcher.added("hydra.searchpath=[pkg://a, 'file:///b c']", "hydra.searchpath=[pkg://d]")
     assert both == plain.replace("=[", "=[pkg://a, 'file:///b c',pkg://d,")
-    with pytest.raises(ValueError, match=r"must be a list such as .*, got hydra\.searchpath=pkg://a; put brackets"):
+    with pytest.raises(ValueError, match=r"must be a list such as .*, got hydra\.searchpath=pkg://a; add brackets"):
         launcher.added("hydra.searchpath=pkg://a")
 
 

@@ -316,7 +316,7 @@ def test_handles_go_with_their_objects():
     gone = handles.handle_of(lay)
     del lay, thing, other
     gc.collect()
-    with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep references to the Layout"):
+    with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep Layout and Config"):
         handles.find(gone)
 
 

@@ -35,8 +35,6 @@ def cluster_sweep(records: Records, fingerprint: Tensor, epsilons: Sequence[floa
     Bits only depend on the group's rows, D, dtype, instruction set and its own ε.  MemoryError as above.
     """
     r, n, labels = records, len(epsilons), torch.empty(len(epsilons), records.n_records, dtype=torch.int64)
-    values = torch.tensor(epsilons, dtype=torch.float64)
-    load().cluster_sweep(
-        fingerprint, r.order, r.group_offsets, r.n_groups, r.usable, values, n, threads.count(), labels
-    )
+    radii = torch.tensor(epsilons, dtype=torch.float64)
+    load().cluster_sweep(fingerprint, r.order, r.group_offsets, r.n_groups, r.usable, radii, n, threads.count(), labels)
     return labels

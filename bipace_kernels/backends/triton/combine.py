@@ -29,18 +29,8 @@ def combine(
     if n_rows:
         with device_guard(source):
             inputs = (episode, terms.step_term, returns, terms.labels, terms.branch, source, records.taken)
-            _combine[(ceil_div(n_rows, LANES),)](
-                *inputs,
-                *floats,
-                cluster,
-                kind,
-                of_step / scale,
-                of_episode / scale,
-                scale,
-                n_rows,
-                weights is None,
-                **_OPTIONS,
-            )
+            numbers = (of_step / scale, of_episode / scale, scale, n_rows, weights is None)
+            _combine[(ceil_div(n_rows, LANES),)](*inputs, *floats, cluster, kind, *numbers, **_OPTIONS)
     advantage, step_out, episode_out, returns_out = floats
     return advantage, step_out, episode_out, returns_out, cluster, kind
 

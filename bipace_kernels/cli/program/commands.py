@@ -75,10 +75,8 @@ class _Option:
         flag = f"--{name.replace('_', '-')}"
         if self.kind == bool | None:
             flag = f"{flag}/--no-{flag[2:]}"
-        shared: Any = {"metavar": self.metavar, "help": self.help, "rich_help_panel": self.panel}
-        made = (
-            typer.Argument(**shared) if self.is_argument else typer.Option(flag, min=self.min, max=self.max, **shared)
-        )
+        same: Any = {"metavar": self.metavar, "help": self.help, "rich_help_panel": self.panel}
+        made = typer.Argument(**same) if self.is_argument else typer.Option(flag, min=self.min, max=self.max, **same)
         kind = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(name, kind, default=self.default, annotation=Annotated[self.kind, made])
 
@@ -114,11 +112,7 @@ def _fields() -> dict[str, _Option]:
 
 
 _ROLLOUTS = _Option(
-    list[str],
-    REQUIRED,
-    "Step records: one or more .jsonl, .jsonl.gz or .parquet files.",
-    "ROLLOUTS...",
-    is_argument=True,
+    list[str], REQUIRED, "Step records: .jsonl, .jsonl.gz or .parquet files.", "ROLLOUTS...", is_argument=True
 )
 _COLUMNS = {
     f"{name}_column": _Option(str, default, text, "NAME", _COLUMN)
@@ -136,7 +130,7 @@ _COLUMNS = {
 _LONGEST_LINE = _Option(int, 64, "Longest line of JSONL, in MiB.", "MIB", _INPUT, min=1, max=1 << 20)
 _READING = {
     "action_mode": _Option(
-        str, "text", "How a text becomes an action key: text, action_tag or first_n (64 bytes).", "MODE", _INPUT
+        str, "text", "Action key of a text: text, action_tag or first_n (64 bytes).", "MODE", _INPUT
     ),
     "merge_files": _Option(bool, False, "Equal task ids of different files are one group.", panel=_INPUT),
     "longest_line": _LONGEST_LINE,
@@ -149,12 +143,8 @@ _ADVANTAGE = {
     "out": _Option(str, REQUIRED, "Table to write: .parquet, .csv, .jsonl or .jsonl.gz.", "FILE"),
     "preset": _Option(str, "bipace", "grpo, gigpo, hgpo, bigpo, bipace or gae.", "NAME"),
     "state": _Option(str, "observation", "What a state is: observation, or history:K for the last K + 1.", "KIND"),
-    "fingerprint": _Option(
-        str | None, None, "Hidden states [N, D], a row per record; default: n-grams, with ε 0.25.", "FILE.npy"
-    ),
-    "gigpo_mode": _Option(
-        str | None, None, "With preset gigpo: verl-agent's mean_norm or mean_std_norm.", "NAME", _ESTIMATOR
-    ),
+    "fingerprint": _Option(str | None, None, "Hidden states [N, D]; default: n-grams, with ε 0.25.", "FILE.npy"),
+    "gigpo_mode": _Option(str | None, None, "Of preset gigpo: mean_norm or mean_std_norm.", "NAME", _ESTIMATOR),
     **_READING,
     **_COLUMNS,
     **_RUNNING,
@@ -181,9 +171,7 @@ _REPORT = {
 }
 _CALIBRATE = {
     "model_dir": _Option(str, REQUIRED, "Folder of a Hugging Face model.", "MODEL_DIR", is_argument=True),
-    "prompts": _Option(
-        str, REQUIRED, "One prompt with its label per line; .jsonl or .jsonl.gz.", "PROMPTS.jsonl", is_argument=True
-    ),
+    "prompts": _Option(str, REQUIRED, "A prompt and its label per line.", "PROMPTS.jsonl", is_argument=True),
     "out": _Option(str, REQUIRED, "Folder of the tables, the heat map and the states.", "DIR"),
     "label": _Option(str, "task_type", "Column of the label that the probe predicts.", "NAME"),
     "prompt_column": _Option(str, "prompt", "Column of the text, chat messages or token ids.", "NAME"),
@@ -198,20 +186,14 @@ _CALIBRATE = {
     "restart": _Option(bool, False, "Recompute the states in --out."),
     "device": _Option(str | None, None, "Default: a GPU if there is one.", "NAME"),
     "dtype": _Option(str, "auto", "auto, float32, bfloat16 or float16.", "NAME"),
-    "token_budget": _Option(
-        int | None, None, "Tokens of one forward; default: 512 on the CPU, 16,384 on a GPU.", min=1
-    ),
+    "token_budget": _Option(int | None, None, "Tokens of one forward; default: 512, on a GPU 16,384.", min=1),
     "longest_line": _LONGEST_LINE,
     "backend": _BACKEND,
 }
 
 _command("advantage", "Compute cluster, branch, returns and advantages for every record.", _ADVANTAGE | _fields())
 _command("report", "Compare partitions on the same rollouts: tables and figures.", _REPORT)
-_command(
-    "calibrate",
-    "Choose layer, pooling and ε for a model: linear probes and clusters over layers × poolings × ε.",
-    _CALIBRATE,
-)
+_command("calibrate", "Choose layer, pooling and ε for a model by linear probes and clusters.", _CALIBRATE)
 
 
 @app.command("info")
