@@ -10,8 +10,6 @@ are rows of two tables (estimators/rows.py).  Bad rows stay in place behind mask
 errors before anything is clustered; on a GPU nothing synchronizes, and errors are raised when the result is read.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from dataclasses import replace

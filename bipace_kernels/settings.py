@@ -5,8 +5,6 @@ made from it.  It imports nothing of the package, so that the program can show i
 """
 # ruff: noqa: RUF009  (setting() makes dataclass fields)
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What trainers that are built on transformers' Trainer have in common: checkpoints, and columns of all processes."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Recorder: step records of every n-th update of a training run, as Parquet files that `bipace report --html` reads."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence

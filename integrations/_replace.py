@@ -1,7 +1,5 @@
 """Replaces functions of a trainer by ours, which receive the originals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps

@@ -1,7 +1,5 @@
 """States: the fingerprints of a training run's steps, their embedder, its ε, and the memory."""
 
-from __future__ import annotations
-
 import json
 import logging
 import numbers
@@ -313,7 +311,6 @@ class States:
 
     @property
     def _kind(self) -> dict[str, Any]:
-        """The kind of states of a checkpoint."""
         return {"embedder": self.settings.embedder, "layer": self.settings.layer}
 
     def state_dict(self) -> dict[str, Any]:

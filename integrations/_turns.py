@@ -281,7 +281,6 @@ def _calls_in(text: str) -> str:
 
 
 def _keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> dict[str, Tensor]:
-    """By one mode of bk.action_keys()."""
     size = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
     table = None if mode == "first_n" else _byte_table(tokenizer, size)
     if mode == "first_n" or table is not None:

@@ -1,7 +1,5 @@
 """Warnings for untested releases of a trainer."""
 
-from __future__ import annotations
-
 import importlib.metadata
 
 from packaging.version import InvalidVersion, Version

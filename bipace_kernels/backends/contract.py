@@ -13,8 +13,6 @@ Masks: stages on a GPU give 0 for records that are not taken, and labels −1; t
 records.  `records.usable` is read by every stage that reads fingerprints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 CUDA modules are only imported on demand; `import bipace_kernels` loads no compiled kernel.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -3,8 +3,6 @@
 backend="auto" may fall back, once, with a warning that gives the reason; a backend requested by name never does.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Loads the compiled module once, or gives the full reason why it cannot."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from types import ModuleType

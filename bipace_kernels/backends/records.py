@@ -1,7 +1,5 @@
 """Records: what the stages know of a batch beside its values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 

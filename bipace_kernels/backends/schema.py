@@ -5,8 +5,6 @@ C clusters.  R is the discounted return-to-go, R(τ) the return of a trajectory,
 step advantage, A the total, V̂ the value of a record's state.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Threads of a public call: how many native kernels take, and in a forked child one for torch."""
 
-from __future__ import annotations
-
 import contextlib
 import numbers
 import os

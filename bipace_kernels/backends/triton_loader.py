@@ -1,7 +1,5 @@
 """Whether the Triton kernels can run here; Triton is only imported on demand."""
 
-from __future__ import annotations
-
 import functools
 import re
 

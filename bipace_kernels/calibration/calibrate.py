@@ -243,7 +243,6 @@ def _numbered(values: Any, name: str, n: int) -> tuple[Tensor, list[Any]]:
 
 
 def _check_classes(labels: Any, same: Any, names: list[Any], folds: int) -> None:
-    """Checks that each fold can have every label, in prompts of no other fold."""
     if len(names) < 2:
         raise ValueError(f"labels must hold at least two distinct values, got {len(names)}: {names[:1]}.")
     for number, name in enumerate(names):

@@ -163,9 +163,7 @@ def layer_value(layer: Layer) -> int | str:
     """The argument of tap(layer=...): a negative index, or "block 27" for the last block before the norm."""
     if layer.normed:
         return -1
-    if layer.block == layer.n_blocks - 1:
-        return f"block {layer.block}"
-    return layer.block - layer.n_blocks
+    return f"block {layer.block}" if layer.block == layer.n_blocks - 1 else layer.block - layer.n_blocks
 
 
 def _row_json(row: Scanned | Chosen, **more: Any) -> dict[str, Any]:

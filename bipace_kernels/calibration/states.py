@@ -1,7 +1,5 @@
 """States of a calibration: computed once, kept in a folder, and resumed after an interruption."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Terminal output of the commands: errors in one paragraph, progress on stderr, tables on stdout."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """`bipace advantage`: cluster, branch, returns and advantages of every record of some rollouts."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

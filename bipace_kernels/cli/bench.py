@@ -1,7 +1,5 @@
 """`bipace bench`: forwards to the benchmarks, which are a separate program."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import Any

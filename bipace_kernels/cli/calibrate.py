@@ -1,7 +1,5 @@
 """`bipace calibrate`: layer, pooling and ε for a model in a local folder, from prompts with labels."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Colours are the Okabe-Ito set, which is safe for common kinds of colour blindnes
 things only by colour.  No pyplot: no global state is changed, and the same numbers give the same bytes.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path

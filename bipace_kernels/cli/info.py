@@ -1,7 +1,5 @@
 """`bipace info`: versions, which backends run here, and why the others do not."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -77,7 +75,6 @@ def _cpu_model() -> str:
 
 
 def _instruction_set() -> str:
-    """The instruction set that the compiled kernels use here."""
     return "none: the compiled kernels do not load" if native_loader.reason() else str(native_loader.load().isa())
 
 

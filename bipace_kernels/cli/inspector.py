@@ -5,8 +5,6 @@ markup in the page; the script (templates/inspector.js) writes texts only as tex
 policy forbids all other scripts and all requests.  docs/inspector.md
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

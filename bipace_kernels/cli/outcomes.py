@@ -1,7 +1,5 @@
 """One partition of some records, and its cells in tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

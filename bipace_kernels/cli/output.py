@@ -1,7 +1,5 @@
 """Results: checks of where they go, and tables in the format that a path names."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """`bipace report`: compares partitions on the same rollouts, as tables (Markdown, JSON) and figures (PNG)."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
@@ -126,7 +124,6 @@ def _slug(name: str, taken: set[str]) -> str:
 
 
 def _compare(section: Section, options: SimpleNamespace, radii: Sequence[float], advance: Callable[[], None]) -> None:
-    """Fills the section's table and curves."""
     records = section.records
     shared = shared_arguments(records, options.action_mode, options.backend, options.threads)
     base = _base_config(options, actions=records.action is not None)
@@ -213,7 +210,6 @@ def _choose(row: EmbedderRow, fingerprint: torch.Tensor, layout: Any, options: S
 
 
 def _encode(sections: Sequence[Section], model: str, bar: Progress) -> None:
-    """Fingerprints of the observations of all sections by a sentence encoder."""
     stage(bar, "loading the encoder")
     distinct = sum(len(set(section.records.observation)) for section in sections)
     with contextlib.suppress(ImportError):  # Sentence() raises an error for what is missing
@@ -336,7 +332,6 @@ def _values(section: Section) -> dict[str, bk.ValueR2]:
 
 
 def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
-    """A paragraph that explains the table of embedders."""
     text = (
         "An embedder makes the fingerprint of a state, here of the observation. Each has its own geometry, so each has "
         f"its own ε: the paper's search for a median cluster size from {BAND[0]} to {BAND[1]} (`bk.choose_epsilon`). "

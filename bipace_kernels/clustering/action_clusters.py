@@ -1,7 +1,5 @@
 """action_clusters(): action keys where actions are vectors, by clustering them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """cluster(): which records share a state, by cosine distance of fingerprints."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """EpsilonController: an ε that follows the policy during training."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import asdict, dataclass
@@ -163,7 +161,6 @@ class EpsilonController:
         return grid, grid.index(self.epsilon)
 
     def _sweep(self, rows: Fingerprints, grid: list[float], reward: Tensor | None) -> list[_Point]:
-        """The clusters of the batch under each ε of the grid."""
         usable = rows.row_states() == 0
         labels = rows.sweep(grid, usable).masked_fill_(~usable, -1).cpu()
         lay = rows.layout
@@ -178,7 +175,6 @@ class EpsilonController:
         return points
 
     def _choose(self, points: list[_Point], here: int) -> tuple[int, str]:
-        """The point to take, and the reason."""
         if self.objective == "median":
             return self._by_median(points, here)
         best = self._best_r2(points, here)
@@ -188,7 +184,6 @@ class EpsilonController:
         return chosen, f"{reason}; no ε within one step has its median in the band and a value R²"
 
     def _by_median(self, points: list[_Point], here: int) -> tuple[int, str]:
-        """The point of objective "median"."""
         low, high = self.band
         size = points[here].sizes.median
         below = size < low
@@ -235,7 +230,6 @@ class EpsilonController:
         )
 
     def _inside(self, size: float) -> bool:
-        """Whether a median is in the band."""
         return self.band[0] <= size <= self.band[1]
 
     def _holds(self, size: float) -> bool:

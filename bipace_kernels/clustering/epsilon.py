@@ -1,7 +1,5 @@
 """choose_epsilon(): the paper's search for ε by the median cluster size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

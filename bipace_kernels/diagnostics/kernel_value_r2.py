@@ -3,8 +3,6 @@
 nearest(): the records that count most in each value.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

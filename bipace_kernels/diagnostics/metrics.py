@@ -1,7 +1,5 @@
 """Metrics of a result, for logging at every training step, and warnings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

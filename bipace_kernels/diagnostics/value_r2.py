@@ -1,7 +1,5 @@
 """Value R²: how well a partition predicts held-out returns.  Needs no training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks of a process group: the collectives of bipace_kernels.distributed, and errors raised on all ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Choice of the records that carry the kernel's value between prompt groups: by content, the same in any row order."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Clusters of a batch by its partition, a row of PARTITIONS (rows.py)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

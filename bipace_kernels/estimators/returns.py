@@ -1,7 +1,5 @@
 """discounted_returns(): the return-to-go of each step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

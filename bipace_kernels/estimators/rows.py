@@ -4,8 +4,6 @@ Config, checks, the command line and the adapters read these tables.  partitions
 name; docs/estimator.md, sections 3 and 4, and docs/gae.md define it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

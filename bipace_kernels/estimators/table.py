@@ -5,8 +5,6 @@ A user's own estimator or value needs none of that: `Config(estimator=function)`
 `StepRecords`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -212,7 +210,6 @@ class StepRecords:
 
 
 def _function(batch: Batch) -> Terms:
-    """Config.estimator as a function."""
     labels = labels_of(batch)
     term = _of_function("estimator", batch, labels).to(torch.float32)
     branch = torch.full_like(labels, int(Branch.PACE), dtype=torch.uint8)

@@ -1,7 +1,5 @@
 """Action keys: 64-bit hashes of an agent's action, from its response's text or token ids."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """n-gram fingerprints: the paper's HashNgram, a state vector from text only."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The bytes of every token id, so that text can be matched and hashed on the tokens' device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """to_tokens(): a step's advantage on each of its response tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

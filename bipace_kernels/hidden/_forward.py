@@ -1,7 +1,5 @@
 """Finds the chosen tokens of a tapped forward, for every layout of its input."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

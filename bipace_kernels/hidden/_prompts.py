@@ -1,7 +1,5 @@
 """Prompts for an early exit: distinct, without padding, cut into micro-batches."""
 
-from __future__ import annotations
-
 import itertools
 import numbers
 from collections.abc import Mapping, Sequence

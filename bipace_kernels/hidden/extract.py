@@ -1,7 +1,5 @@
 """Early exit: hidden states of prompts by a forward that stops after the last chosen block."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Sequence
@@ -151,7 +149,6 @@ def _rows(tapped: Tap, key: tuple[Layer, str], prompts: Prompts) -> Tensor:
 
 
 def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
-    """Whether prompts run as [1, nnz]."""
     if packed is not None and not isinstance(packed, bool):
         raise TypeError(f"packed must be None, True or False, got {packed!r}.")
     implementation = str(getattr(decoder.base.config, "_attn_implementation", None))

@@ -5,8 +5,6 @@ k − 1, and the last one the output of the final norm. So layer −8 of 28 bloc
 20 counted from 0. The output of the last block before the norm is not in hidden_states; it is called "block 27".
 """
 
-from __future__ import annotations
-
 import inspect
 import numbers
 import re

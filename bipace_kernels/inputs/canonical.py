@@ -1,7 +1,5 @@
 """Python values as text that is equal exactly where the values are: how ids and observations travel without pickle."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

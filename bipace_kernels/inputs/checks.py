@@ -1,7 +1,5 @@
 """Input checks: arguments become tensors; errors name the argument, what was expected, what was given, what to do."""
 
-from __future__ import annotations
-
 import numbers
 import os
 import sys
@@ -228,9 +226,7 @@ def take_rows(values: Any, rows: Tensor) -> Any:
     if isinstance(values, Tensor):
         unsigned = values.dtype in (torch.uint16, torch.uint32, torch.uint64)  # which index_select does not take
         return values[rows] if unsigned else values.index_select(0, rows)
-    if isinstance(values, np.ndarray):
-        return values[rows.numpy()]
-    return [values[i] for i in rows.tolist()]
+    return values[rows.numpy()] if isinstance(values, np.ndarray) else [values[i] for i in rows.tolist()]
 
 
 def one_device(arguments: dict[str, Any]) -> torch.device:

@@ -1,7 +1,5 @@
 """Shared by cluster(), choose_epsilon() and EpsilonController: fingerprints, their layout, and a backend."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Python objects and array rows as integers: ids and observations become int64 codes."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections import Counter
@@ -246,9 +244,7 @@ def _as_list(values: Any, name: str) -> list[Any] | tuple[Any, ...]:
 
 def elements(array: np.ndarray[Any, Any]) -> list[Any]:
     """The values along the first axis; rows of more than one value become tuples."""
-    if array.ndim == 1:
-        return list(array.tolist())
-    return [tuple(row.reshape(-1).tolist()) for row in array]
+    return list(array.tolist()) if array.ndim == 1 else [tuple(row.reshape(-1).tolist()) for row in array]
 
 
 def is_integer(values: Tensor) -> bool:

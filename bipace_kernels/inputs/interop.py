@@ -1,8 +1,6 @@
 """Conversion of arguments: arrays of other libraries (CuPy, JAX, Numba) without a copy, with results of the same kind;
 lists as tuples, which cannot change."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Observations for the partitions: integer codes, and texts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ On the CPU chain() reads the masks before anything is clustered.  On a GPU they 
 synchronize: they stay with the result, and `AdvantageResult.check()` and `metrics()` raise the same errors.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """advantage() inside torch.compile: one opaque op, and a result that reads its values on demand."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace

@@ -4,8 +4,6 @@ The compiler cannot change an opaque op, so compiled code gives the same bits.  
 `Records` of them and runs the same stage as `advantage()`.  Calls that are not compiled do not use the ops.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Callable, Collection, Iterator

@@ -5,8 +5,6 @@ BIPACE_NUM_THREADS  threads of the cpu backend where no num_threads is given; de
 BIPACE_ISA          caps the instruction set of the cpu backend: "baseline", "avx2" or "avx512"
 """
 
-from __future__ import annotations
-
 import os
 
 ISA_NAMES = ("baseline", "avx2", "avx512")

@@ -1,7 +1,5 @@
 """Files that readers never see half written: a temporary folder on the same file system, then renames."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

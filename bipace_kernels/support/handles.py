@@ -1,7 +1,5 @@
 """Handles of objects that torch ops cannot take: an op takes the number and looks up the object."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Packages of extras, whose absence gives a one-sentence error with the command that installs one; objects by name."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The progress bar for models.  tqdm is a dependency of transformers and of sentence-transformers, which load them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """Warnings that a training run gets once, and not at every step."""
 
-from __future__ import annotations
-
 import warnings
 
 _given: set[str] = set()

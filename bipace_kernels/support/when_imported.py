@@ -1,7 +1,5 @@
 """Runs code after another package has imported one of its modules, without importing it earlier."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.util
 import sys

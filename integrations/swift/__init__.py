@@ -1,7 +1,5 @@
 """BiPACE in ms-swift: join() in a file of --external_plugins.  docs/swift.md"""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .._settings import Settings

@@ -1,7 +1,5 @@
 """A batch of ms-swift's GRPOTrainer as rows of turns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

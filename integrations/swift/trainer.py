@@ -1,7 +1,5 @@
 """BiPACEGRPOTrainer: ms-swift's GRPOTrainer, with advantages per turn in place of one per completion."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """BiPACEAdvantage: Trinity's advantage function over the experiences of one explore step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From a batch of GRPOTrainer to step records, and from bipace_kernels.advantage() back to its tokens."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -221,7 +219,6 @@ def _prompts(output: dict[str, Any]) -> list[Tensor]:
 
 
 def _joined(entries: Sequence[Any]) -> str:
-    """The actions of one turn as one text."""
     return "\n".join(map(str, entries))
 
 

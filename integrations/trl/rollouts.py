@@ -1,7 +1,5 @@
 """Per-turn data of rollouts: fields returned by rollout_func, and lists that environments append to."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """BiPACEGRPOTrainer: GRPOTrainer with one advantage per turn instead of one per completion."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -149,7 +147,6 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return found
 
     def _bipace_tapped(self, model: Any, places: Positions, run: Any) -> tuple[Any, Tensor]:
-        """The result of a forward, and its hidden states."""
         with bk.hidden.tap(model, self._bipace.settings.layer, positions=places) as tapped:
             found = run()
         return found, tapped.rows()

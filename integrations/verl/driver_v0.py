@@ -1,7 +1,5 @@
 """verl's RayPPOTrainer with BiPACE: hidden states from the output of log-probs, rows from the DataProto."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

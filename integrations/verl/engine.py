@@ -3,8 +3,6 @@
 The driver requests it in the batch; other forwards (training, reference) carry no request, and are not tapped.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 from typing import Any

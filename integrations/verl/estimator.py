@@ -4,8 +4,6 @@ verl gives an estimator token rewards, a mask and uids.  The trainer provides th
 everything else is done by verl as usual: KL in the reward, rollout correction, writing the results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -3,8 +3,6 @@
 verl loads its plugins in every process, including rollout workers, so this file does not import verl.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """verl's v1 trainers with BiPACE: hidden states requested with the log-probs, rows read from TransferQueue."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """verl-agent's batch (a DataProto, one row per environment step) as step records, and back."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Hidden states from the forward that a worker runs for its log-probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

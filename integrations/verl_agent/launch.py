@@ -1,7 +1,5 @@
 """verl-agent's own main with BiPACE's keys, and its trainer with BiPACE's functions while fit() runs."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """verl-agent's FSDP workers, whose compute_log_prob() also gives hidden states.  Imports verl-agent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from verl.single_controller.base.decorator import Dispatch, register

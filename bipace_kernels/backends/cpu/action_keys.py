@@ -1,7 +1,5 @@
 """Action keys by csrc/cpu/action_keys.cpp."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

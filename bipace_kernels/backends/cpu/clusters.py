@@ -1,8 +1,6 @@
 """Greedy cosine clusters by the compiled kernels: labels of reference.clusters, blocked (csrc/cpu/clusters.cpp) or for
 many ε at once (csrc/cpu/sweep.cpp)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Values of states and GAE(λ) over them by the compiled kernels (csrc/cpu/critic.cpp)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

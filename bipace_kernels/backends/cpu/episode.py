@@ -1,7 +1,5 @@
 """The episode term by the compiled kernels (csrc/cpu/episode.cpp)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

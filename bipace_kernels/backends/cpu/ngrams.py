@@ -1,7 +1,5 @@
 """n-gram fingerprints by csrc/cpu/ngrams.cpp."""
 
-from __future__ import annotations
-
 import torch
 
 from .. import native_loader, threads

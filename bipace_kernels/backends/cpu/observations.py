@@ -1,7 +1,5 @@
 """Partitions by observations, by the compiled kernels (csrc/cpu/observations.cpp)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

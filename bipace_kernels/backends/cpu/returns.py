@@ -1,7 +1,5 @@
 """Returns by the compiled kernels (csrc/cpu/returns.cpp)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

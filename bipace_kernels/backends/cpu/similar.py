@@ -1,7 +1,5 @@
 """Partition "similar" in C++: difflib's decisions at any thread count; pairs that cannot be similar are skipped."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

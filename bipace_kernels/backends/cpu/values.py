@@ -1,7 +1,5 @@
 """The step term by the compiled kernels (csrc/cpu/values.cpp)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

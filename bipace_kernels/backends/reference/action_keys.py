@@ -1,7 +1,5 @@
 """Action keys, written as docs/action_keys.md states them."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 import re

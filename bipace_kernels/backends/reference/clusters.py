@@ -1,7 +1,5 @@
 """Greedy online cosine clustering in float64: Algorithm 1 of the paper, with the band of 1e-5 on its two decisions."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 
@@ -58,7 +56,6 @@ def cluster_sweep(records: Records, fingerprint: Tensor, epsilons: Sequence[floa
 
 
 def _greedy(rows: list[Tensor], usable: list[bool], epsilon: float) -> list[int]:
-    """Algorithm 1 over one group."""
     centroids: list[Floats] = []  # 𝒦
     members: list[int] = []  # |ℳ|
     number: list[int] = []  # label of each cluster

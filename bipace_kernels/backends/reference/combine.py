@@ -1,7 +1,5 @@
 """A = episode_weight · A_ep + w · A_S, and the results in the caller's rows, by torch's own operators."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A value of each record's state, and GAE(λ) over it, by the formulas in NumPy float64."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

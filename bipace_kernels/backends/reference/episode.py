@@ -1,7 +1,5 @@
 """The episode term, group by group."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

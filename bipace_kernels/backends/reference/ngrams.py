@@ -1,7 +1,5 @@
 """The paper's HashNgram fingerprint, one n-gram at a time."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Partitions by observations: equal observations, equal histories."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Discounted returns, one step after another."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """Partition "similar": verl-agent's similarity mode, as a plain loop over difflib."""
 
-from __future__ import annotations
-
 from difflib import SequenceMatcher
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The step term: Q̂(s, a) − V̂(s) and its relatives, cluster by cluster, in the order of the paper's formulas."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

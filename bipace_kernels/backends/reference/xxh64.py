@@ -1,7 +1,5 @@
 """XXH64 in plain Python, after the published description of the algorithm (xxHash specification, version 0.1.1)."""
 
-from __future__ import annotations
-
 PRIME_1 = 0x9E3779B185EBCA87
 PRIME_2 = 0xC2B2AE3D27D4EB4F
 PRIME_3 = 0x165667B19E3779F9

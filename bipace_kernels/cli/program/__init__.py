@@ -3,8 +3,6 @@
 Installed as bipace_cli, beside bipace_kernels: importing that takes seconds (it imports torch), and help should not.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

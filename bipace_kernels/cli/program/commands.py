@@ -82,7 +82,6 @@ class _Option:
 
 
 def _command(name: str, about: str, options: Mapping[str, _Option]) -> None:
-    """Adds a command with these options."""
 
     def command(**given: Any) -> None:
         _run(name, given)
