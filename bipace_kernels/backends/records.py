@@ -81,7 +81,7 @@ def check_offsets(name: str, offsets: Tensor, letter: str, end: int) -> None:
     if not values.size or values[0] != 0 or values[-1] != end or (values[1:] < values[:-1]).any():
         ends = values.tolist() if values.size <= 6 else [*values[:3].tolist(), "…", *values[-2:].tolist()]
         raise ValueError(
-            f"{name} must increase from 0 to {letter} = {end}, got [{', '.join(map(str, ends))}]; take all from one layout."
+            f"{name} must increase from 0 to {letter} = {end}, got [{', '.join(map(str, ends))}]; use the layout's."
         )
 
 

@@ -249,7 +249,7 @@ def _check_classes(labels: Any, same: Any, names: list[Any], folds: int) -> None
         distinct = len(np.unique(same[labels == number]))
         if distinct < folds:
             raise ValueError(
-                f"labels must have folds = {folds} distinct prompts each, but {name!r} has {distinct}; give more, or fewer folds."
+                f"labels must have {folds} distinct prompts, as folds, but {name!r} has {distinct}; give more."
             )
 
 

@@ -132,7 +132,7 @@ def _layers(text: str | None) -> Any:
         return [part if part.startswith("block ") else int(part) for part in parts]
     except ValueError:
         raise CliError(
-            f"""--layers must be all, or numbers and 'block N' with commas between them, such as -8,'block 27', got {text!r}."""
+            f"""--layers must be all, or numbers and blocks, such as -8,'block 27', got {text!r}."""
         ) from None
 
 

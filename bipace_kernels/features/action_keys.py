@@ -104,7 +104,7 @@ def action_keys(
     table_offsets, table_bytes = (None, None) if token_bytes is None else token_bytes.on(device)
     if table_bytes is not None and table_bytes.numel() > stage.LARGEST_TABLE:
         raise ValueError(
-            f"token_bytes must hold at most {stage.LARGEST_TABLE} bytes on a GPU, got {table_bytes.numel()}; use ids.cpu()."
+            f"token_bytes must hold {stage.LARGEST_TABLE} bytes at most, got {table_bytes.numel()}; use ids.cpu()."
         )
     most = min(int(n), _LARGEST_N)
     with threads.using(num_threads):

@@ -121,7 +121,7 @@ class ActorHidden:
             shape = list(rows.shape) if isinstance(rows, (Tensor, np.ndarray)) else checks.type_name(rows)
             also = "" if self.model is None else ", token ids of prompts"
             raise TypeError(
-                f"states must be hidden states [N, D] in a tensor or array, or a tap{also}, got {shape}; embed texts otherwise."
+                f"states must be hidden states [N, D] or a tap{also}, got {shape}; texts are for the other embedders."
             )
         return checks.fingerprint_matrix(rows, rows.shape[0], "states")
 

@@ -37,7 +37,7 @@ class Consumer:
         """Raises ValueError if forwards ran, but not for all rows of the positions."""
         if isinstance(self._given, Positions) and 0 < self._cursor < self._given.n_rows:
             raise ValueError(
-                f"positions are for {self._given.n_rows} rows, but the forwards had {self._cursor}; run all inside the tap."
+                f"positions are for {self._given.n_rows} rows, the forwards had {self._cursor}; run all inside."
             )
 
     def check_outside(self) -> None:
@@ -101,7 +101,7 @@ class Consumer:
         first, last = self._cursor, self._cursor + n_rows
         if last > self._given.n_rows:
             raise ValueError(
-                f"positions are for {self._given.n_rows} rows, but the forwards have {last} or more; give them for all rows."
+                f"positions are for {self._given.n_rows} rows, the forwards have {last} or more; give them all."
             )
         self._cursor = last
         return self._given.rows(first, last)

@@ -166,7 +166,7 @@ def check_block(block: nn.Module) -> None:
             missing.append("a plain softmax (this one has sinks)")
     if missing:
         raise TypeError(
-            f"pooling 'attention' needs queries and keys, but {type(inner).__name__} lacks {', '.join(missing)}; use 'last'."
+            f"pooling 'attention' is not for {type(inner).__name__}, which lacks {', '.join(missing)}; use 'last'."
         )
 
 

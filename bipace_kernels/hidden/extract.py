@@ -158,7 +158,7 @@ def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
         return packed is None and varlen and not mixers
     if mixers:
         raise ValueError(
-            f"packed needs attention in every block, or states leak into the next prompt; {mixers[0]} has none: use False."
+            f"packed needs attention in every block, or prompts see each other; {mixers[0]} has none: use False."
         )
     # The model's own module shows the version of transformers: masks of packed rows came with masking_utils.
     if not varlen and "transformers.masking_utils" not in sys.modules:

@@ -107,7 +107,7 @@ class Decoder:
         norm = None if self.norm_name is None else self.base._modules[self.norm_name]
         if norm is None:
             raise ValueError(
-                f"no final norm: {type(self.base).__name__} has none of {', '.join(_NORM)}; use a layer before it, such as −8."
+                f"{type(self.base).__name__} has no final norm ({', '.join(_NORM)}); use a layer before it, as −8."
             )
         return norm
 

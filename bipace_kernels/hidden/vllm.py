@@ -124,7 +124,7 @@ class Extraction:
             width, first = rows[request].shape[1], rows[requests[0]].shape[1]
             if width != first:
                 raise ValueError(
-                    f"{request.path} has width {width}, {requests[0].path} {first}: of two models; use a folder for each."
+                    f"{request.path} has width {width}, {requests[0].path} {first}: use a folder for each model."
                 )
         for path in [] if self.keep else [path for request in rows for path in _siblings(request)]:
             with contextlib.suppress(TimeoutError):  # a sample that was never written: there is nothing to remove
@@ -158,7 +158,7 @@ class Extraction:
                 return
             if len(seen) < count and time.monotonic() - last > self.timeout_s:
                 raise TimeoutError(
-                    f"{len(seen)} of {count} files came into {self.folder}, none for {self.timeout_s:g} s; see vLLM's log."
+                    f"{len(seen)} of {count} files came into {self.folder}, none for {self.timeout_s:g} s; see its log."
                 )
             time.sleep(POLL_S)
 
@@ -177,7 +177,7 @@ class Extraction:
             n_tokens, n_layers, width = states.shape
             if n_layers != len(self.layers):
                 raise ValueError(
-                    f"{path} holds {n_layers} layers, not {len(self.layers)}: start the engine with these engine_arguments()."
+                    f"{path} holds {n_layers} layers, not {len(self.layers)}: start it with these engine_arguments()."
                 )
             length = tokens.shape[0] if request.length is None else request.length
             if not 1 <= length <= min(n_tokens, tokens.shape[0]):

@@ -94,7 +94,7 @@ def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
 
 
 def warn_of_text_ids(ids: Any, what: str, *, stacklevel: int) -> None:
-    """Once where ids of trajectories are texts: those are numbered by appearance, which greedy clusters, `what`, follow."""
+    """Once where ids of trajectories are texts, whose numbers by appearance decide greedy clusters, `what`."""
     if isinstance(ids, (list, tuple, np.ndarray)) and len(ids) and isinstance(ids[0], (str, bytes)):
         text = (
             f"trajectory ids are strings, which are numbered in order of first appearance, and {what} depend on the "

@@ -84,7 +84,7 @@ class Settings:
         check_fields(self, WHERE)
         if isinstance(self.bisim_eps, str) and self.bisim_embedder != "actor_hidden":
             raise ValueError(
-                f"{WHERE}bisim_eps={self.bisim_eps} needs {WHERE}bisim_embedder=actor_hidden, got {self.bisim_embedder}."
+                f"{WHERE}bisim_eps={self.bisim_eps} needs bisim_embedder=actor_hidden, got {self.bisim_embedder}."
             )
         if self.bisim_grouping and self.enable_similarity:
             raise ValueError(f"{WHERE}enable_similarity and {WHERE}bisim_grouping group differently; set one to False.")
@@ -96,9 +96,7 @@ class Settings:
             )
         others = self.bisim_grouping, self.cacb_enabled, self.enable_similarity, self.hgpo is not None
         if self.hgpo is not None and self.bipace_episode_scope != "step":
-            raise ValueError(
-                f"{WHERE}bipace_episode_scope has no effect on HGPO, which has its own episode term: leave it out, or use gigpo."
-            )
+            raise ValueError(f"{WHERE}bipace_episode_scope has no effect on HGPO's own episode term: leave it out.")
         if self.gae is not None and any(others):
             raise ValueError(
                 f"{WHERE}bipace_method=gae has no clusters and does not use PACE: set {WHERE}bisim_grouping, "
@@ -109,9 +107,7 @@ class Settings:
         except ValueError as error:
             raise ValueError(f"{WHERE[:-1]} or algorithm.hgpo: {error}") from error
         if self.gae is not None and self.bipace_episode_scope != "step" and not config.episode_weight:
-            raise ValueError(
-                f"{WHERE}bipace_episode_scope has no effect where {WHERE}bipace_episode_weight is 0: set it, or leave it out."
-            )
+            raise ValueError(f"{WHERE}bipace_episode_scope has no effect where bipace_episode_weight is 0: set that.")
 
     @classmethod
     def of(cls, config: Any) -> Settings | None:

@@ -422,7 +422,7 @@ IDS = torch.zeros(2, 3, dtype=torch.int64)
         (IDS.numpy().astype(np.float64), {"mode": "first_n"}, TypeError, "torch.float64"),
         (np.full((1, 1), 2**63, np.uint64), {"mode": "first_n"}, ValueError, "int64"),
         (np.zeros((2, 2), "datetime64[s]"), {"mode": "first_n"}, TypeError, "responses"),
-        (IDS, {}, ValueError, "token_bytes must be given for token ids in mode \"action_tag\", got None"),
+        (IDS, {}, ValueError, "token_bytes is missing in mode \"action_tag\""),
         (IDS, {"mode": "text"}, ValueError, "token_bytes must be given"),
         ([[1]], {}, ValueError, "token_bytes must be given"),
         (IDS, {"mask": IDS[:1].bool()}, ValueError, r"mask must have shape .N, T. = .2, 3. like .*\[1, 3\]"),

@@ -103,7 +103,7 @@ def test_hidden_states_stay_what_they_are():
             return states
 
     assert torch.equal(ActorHidden().embed(Tapped()), states)
-    with pytest.raises(TypeError, match=r"hidden states \[N, D\].*got list; embed texts"):
+    with pytest.raises(TypeError, match=r"hidden states \[N, D\].*got list; texts are for the other"):
         ActorHidden().embed(["a text"])
     with pytest.raises(TypeError, match=r"got \[4, 3, 1\]"):
         ActorHidden().embed(states[:, :, None])

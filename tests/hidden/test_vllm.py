@@ -287,7 +287,7 @@ def test_hostile_headers_are_refused(tmp_path, change):
 @pytest.mark.parametrize(
     ("stored", "prompt", "message"),
     [
-        (states(4, 2), range(4), "0.safetensors holds 2 layers, not 1: start the engine"),
+        (states(4, 2), range(4), "0.safetensors holds 2 layers, not 1: start it"),
         (states(3), range(4), "states of 3 tokens and 4 token ids, for a prompt of 4; .*enable_prefix_caching=False"),
         (states(4), range(5), "holds states of 4 tokens and 4 token ids, for a prompt of 5"),
         (states(4), (0, 1, 2, 9), "0.safetensors holds other tokens than the prompt of its output"),
@@ -365,6 +365,6 @@ def test_following_stops_where_nothing_comes(tmp_path):
         next(found.follow(-1))
     rest = found.follow(3)
     assert [next(rest)[0], next(rest)[0]] == ["0", "1"]
-    with pytest.raises(TimeoutError, match=r"2 of 3 files came into .*, none for 0.05 s; see vLLM's log"):
+    with pytest.raises(TimeoutError, match=r"2 of 3 files came into .*, none for 0.05 s; see its log"):
         next(rest)
     assert len(names(tmp_path)) == 4

@@ -501,7 +501,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["algorithm.gigpo.bipace_episode_scope=rows"], "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
         (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and does not use PACE: set .* to False"),
         ([f"algorithm.gigpo.{key}" for key in ("bisim_grouping=False", "bipace_method=gae", "bipace_episode_scope=trajectory")],
-         "bipace_episode_scope has no effect where algorithm.gigpo.bipace_episode_weight is 0"),
+         "bipace_episode_scope has no effect where bipace_episode_weight is 0"),
         (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae, or .* if there are keys bipace_…, got 'bigpo'"),
         (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae.* got None: set it, or leave out bipace_value"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_gae_lambda=2"], r"gigpo\.bipace_gae_lambda must be a"),

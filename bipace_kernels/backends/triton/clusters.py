@@ -101,7 +101,7 @@ def _decide(records: Records, rows: Rows, lowest: list[float], first: Tensor, *,
     longest, n_groups, device = records.longest_group, records.n_groups, first.device
     if longest > LONGEST:
         raise ValueError(
-            f"a prompt group must have at most {LONGEST} records for Triton, got {longest}; use backend='cuda' or .cpu()."
+            f"a prompt group must have at most {LONGEST} records for Triton, got {longest}; use 'cuda' or .cpu()."
         )
     # As many groups and ε at a time as there is room for, at least one matrix.
     side = max(ceil_div(longest, gram.UNIT), 1) * gram.UNIT
