@@ -93,13 +93,9 @@ class Prepared:
 
     def credit(self, states: States, hidden: Tensor | None) -> Credit:
         """With states [n, D] of the turns, or None."""
+        together = of_all(self.several)
         result, metrics = states.advantage(
-            self.records,
-            lambda: self.texts,
-            actions=lambda: self.actions,
-            hidden=hidden,
-            why=self.why,
-            **of_all(self.several),
+            self.records, lambda: self.texts, actions=lambda: self.actions, hidden=hidden, why=self.why, **together
         )
         return Credit(self.turns.spread(result.advantage), metrics, result, self.turns)
 
@@ -153,18 +149,15 @@ def _prepared(
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
     turns, b = said.turns, said.turns.shape[0]
     if said.of_function and output.get("tool_mask") is None and len(turns) == b:
-        warnings.warn(
+        text = (
             "every rollout counts as one turn, since rollout_func returned no env_mask: return it, 0 on tokens that "
-            "the model did not generate, if rollouts have several turns. Without turns there are no steps to give "
-            "credit to.",
-            RuntimeWarning,
-            stacklevel=2,
+            "the model did not generate, if rollouts have several turns."
         )
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     if len(rewards) != b * accelerator.num_processes or len(rewards) % g:
         raise ValueError(
             f"rewards must have one row per completion of all processes, a multiple of num_generations = {g}, got "
-            f"{len(rewards)} where this process of {accelerator.num_processes} has {b}; all need the same number of "
-            "rows."
+            f"{len(rewards)} where this process of {accelerator.num_processes} has {b}, as all must have."
         )
     first = b * accelerator.process_index
     own = rewards[first : first + b].double().cpu()

@@ -151,9 +151,8 @@ class Said:
             return None
         if self.loop is None:
             raise ValueError(
-                f"loop must be given to bipace_advantages() if environments log {name}, got None: call its "
-                "begin_turn() before each _generate_single_turn(), and keep the completions of _calculate_rewards() "
-                "in it."
+                f"loop must be given to bipace_advantages() if environments log {name}, got None: call its begin_turn()"
+                " before each _generate_single_turn(), and keep the completions of _calculate_rewards() there."
             )
         written = len(self.loop.calls(row))
         try:

@@ -63,8 +63,7 @@ class Trainer(estimator.TrainerMixin):
         if kept and (len(numbers) != len(data) or not set(numbers) <= set(kept)):
             raise ValueError(
                 f"{HIDDEN} holds states of {len(kept)} rows, but the batch has {len(data)} and their row numbers "
-                f"({ROW}) differ: compute_advantage() needs rows of the batch of the last call of "
-                "_compute_old_log_prob()."
+                f"({ROW}) differ: compute_advantage() needs rows of the last _compute_old_log_prob()."
             )
         return [kept[i] for i in numbers] if kept else None
 

@@ -32,9 +32,8 @@ def estimate(token_level_rewards: Tensor, response_mask: Tensor, **given: Any) -
     run = job.get()
     if run is None:
         raise RuntimeError(
-            "algorithm.adv_estimator=bipace needs turns and states, which this trainer does not provide: use "
-            "trainer.v1.trainer_mode sync, colocate_async or separate_async, or put "
-            "bipace_kernels.integrations.verl.trainer_v1.Trainer before your own."
+            "algorithm.adv_estimator=bipace needs turns and states, which this trainer does not provide: use one of "
+            "trainer.v1.trainer_mode, or bipace_kernels.integrations.verl.trainer_v1.Trainer before your own."
         )
     return run(token_level_rewards, response_mask)
 
@@ -77,16 +76,14 @@ class Bipace:
         self.metrics: dict[str, float] = {}
         if n < 2:
             raise ValueError(
-                f"actor_rollout_ref.rollout.n must be at least 2 for algorithm.adv_estimator=bipace, got {n}: a single "
-                "rollout of a prompt has nothing to be compared with."
+                f"actor_rollout_ref.rollout.n must be at least 2 for adv_estimator=bipace, got {n}: one has no peers."
             )
         place = (config.algorithm.get(NAME) or {}).get("cluster_on", "driver")
         if place not in ("driver", "workers") or (place == "workers" and not config.trainer.use_v1):
             raise ValueError(f"{WHERE}cluster_on must be driver, or workers with trainer.use_v1=True, got {place!r}.")
         if place == "workers" and self.settings.config().value_row is not None:
             raise ValueError(
-                f"{WHERE}cluster_on=workers makes clusters, but method={self.settings.method} computes its value on "
-                "the driver: set cluster_on=driver, or method to bipace."
+                f"{WHERE}cluster_on must be driver for method={self.settings.method}; or set method to bipace."
             )
         if place == "workers" and self.settings.epsilon == "follow":
             raise ValueError(

@@ -90,9 +90,8 @@ class Settings:
             raise ValueError(f"{WHERE}enable_similarity and {WHERE}bisim_grouping group differently; set one to False.")
         if self.hgpo is not None and (self.cacb_enabled or self.bisim_embedder != "identity" or self.enable_similarity):
             raise ValueError(
-                "algorithm.adv_estimator=hgpo groups equal histories, has no action keys, and computes advantages "
-                f"before log-probabilities: set {WHERE}bisim_embedder=identity and {WHERE}cacb_enabled=False, or use "
-                "gigpo."
+                "algorithm.adv_estimator=hgpo groups equal histories, without action keys or hidden states: set "
+                f"{WHERE}bisim_embedder=identity and {WHERE}cacb_enabled=False, or use gigpo."
             )
         others = self.bisim_grouping, self.cacb_enabled, self.enable_similarity, self.hgpo is not None
         if self.hgpo is not None and self.bipace_episode_scope != "step":
@@ -144,9 +143,8 @@ class Settings:
         differing = actor.get("use_invalid_action_penalty", True) or algorithm.get("use_kl_in_reward", False)
         if differing and hgpo is not None and hgpo.get("base_group", False):
             raise ValueError(
-                "algorithm.hgpo.base_group=True needs one score per trajectory, and a penalty or KL gives its rows "
-                "different ones: set actor_rollout_ref.actor.use_invalid_action_penalty=False and "
-                "algorithm.use_kl_in_reward=False, or turn it off."
+                "algorithm.hgpo.base_group=True needs one score per trajectory: turn it off, or set actor_rollout_ref."
+                "actor.use_invalid_action_penalty=False and algorithm.use_kl_in_reward=False."
             )
         if settings.needs_hidden and (strategy := actor.get("strategy", "fsdp")) not in ("fsdp", "fsdp2"):
             raise ValueError(
@@ -213,7 +211,6 @@ def gae_of(given: Mapping[str, Any], gamma: float) -> Shared | None:
     if own:
         raise ValueError(
             f"{WHERE}bipace_method must be gae, or {OWN}, if there are keys bipace_…, got {own.get('method')!r}: set "
-            f"it, or leave out {', '.join(f'bipace_{name}' for name in own)}; the paper's methods are bisim_grouping "
-            "and cacb_enabled."
+            f"it, or leave out {', '.join(f'bipace_{name}' for name in own)}."
         )
     return None

@@ -1,7 +1,5 @@
 """Shared by all launches of the package."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

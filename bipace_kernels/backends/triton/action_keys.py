@@ -9,8 +9,6 @@ which stays in the L1 cache.  A row is read up to three times:
     hash   its bytes, lowered; or the first n valid ids if there is no such body
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -7,8 +7,6 @@
 record's own group, D and dtype, so a group has the same labels in any batch.  A group of n records takes 4 n² bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial

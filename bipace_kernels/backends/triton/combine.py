@@ -1,7 +1,5 @@
 """The total, and the results in the caller's row order."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """The episode term, a program for each group."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -4,8 +4,6 @@ Hashes of 64 bits are compared pair by pair; rows with equal hashes are compared
 the search continues after that record.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -7,8 +7,6 @@ place in a batch: tiles count from the group's first record, and results for row
 The norms are the diagonal, so the remaining bias cancels in the cosine.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Dense cluster numbers by first appearance; the host need not know the number of clusters."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

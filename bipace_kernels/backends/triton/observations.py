@@ -5,8 +5,6 @@ history of k codes is the pair (history of k − 1 codes one step earlier, own c
 integer.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

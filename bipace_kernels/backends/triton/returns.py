@@ -4,8 +4,6 @@ A lane is a trajectory, and walks it step by step like the other backends: float
 order, so the float32 results are the same, and equal rewards give equal returns anywhere in the batch.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """One pass over each fingerprint row: whether it has a direction, its scale, and its hash."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

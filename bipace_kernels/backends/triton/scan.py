@@ -18,8 +18,6 @@ single warp: its maxima take one instruction and no barrier between warps.
 All reductions here are maxima and minima, so the number of warps changes no bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
