@@ -45,7 +45,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         check_version("trl")
         super().__init__(*args, **kwargs)
         if not isinstance(self.args, BiPACEGRPOConfig):
-            raise TypeError(f"args must be a BiPACEGRPOConfig, a GRPOConfig, got {type(self.args).__name__}.")
+            raise TypeError(
+                f"args must be a BiPACEGRPOConfig, got {type(self.args).__name__}; it takes GRPOConfig's arguments."
+            )
         self._bipace = States(self.args.settings, "bipace_")
         self._bipace_watched: _Watched | None = None
         why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""

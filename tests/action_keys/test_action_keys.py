@@ -395,7 +395,7 @@ IDS = torch.zeros(2, 3, dtype=torch.int64)
         (["a"], {"backend": "triton"}, bk.BackendError, "riton"),
         (["a"], {"num_threads": 0}, ValueError, "num_threads"),
         (["a"], {"check": "later"}, ValueError, "check must be 'auto' or 'now', got 'later'"),
-        (["a"], {"token_bytes": "table"}, TypeError, r"token_bytes must be a TokenBytes or None, got str"),
+        (["a"], {"token_bytes": "table"}, TypeError, r"token_bytes must be bk\.token_bytes\(tokenizer\) or None, got str"),
         (["a"], {"mask": [[1]]}, ValueError, "mask must be None for text"),
         ("one response", {}, TypeError, "got str; put a single one into a list"),
         (b"bytes", {}, TypeError, "got bytes"),

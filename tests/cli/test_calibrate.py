@@ -113,10 +113,10 @@ def test_bad_input(folder, prompts, tmp_path, monkeypatch):
     assert "no_such.jsonl is not a file" in wrong(folder, tmp_path / "no_such.jsonl")
     for option, value, message in (
         ("--label", "kind", 'line 1: the field "kind" is missing; name its column with --label'),
-        ("--layers", "deep", "--layers must be all, or indices"),
+        ("--layers", "deep", "--layers must be all, or numbers"),
         ("--epsilons", "small", "--epsilons must be numbers"),
         ("--device", "nowhere", "--device nowhere cannot be used here: "),
-        ("--folds", "99", "must have at least folds = 99 distinct prompts"),
+        ("--folds", "99", "must have 99 distinct prompts, as folds"),
         ("--dtype", "int8", "--dtype must be auto"),
     ):
         assert message in wrong(folder, prompts, option, value)

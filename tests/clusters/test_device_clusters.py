@@ -265,7 +265,7 @@ def test_a_batch_in_parts(device):
 @OF_TRITON
 def test_a_group_too_long_for_a_matrix_is_refused(device, monkeypatch):
     monkeypatch.setattr(clusters, "LONGEST", 20)  # the interpreter looks at 46,081 rows for minutes
-    with pytest.raises(ValueError, match="at most 20 records for Triton's clusters, got 21"):
+    with pytest.raises(ValueError, match="at most 20 records for Triton, got 21"):
         run(device, torch.ones(21, 1))
 
 

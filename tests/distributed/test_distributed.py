@@ -134,9 +134,9 @@ def test_balanced_groups_stay_where_they_are(seed):
 @pytest.mark.parametrize(
     ("held", "cost", "says"),
     [
-        ([1, 2], None, "held must be counts of shape [R, G]"),
-        ([[1.0]], None, "held must be counts of shape [R, G]"),
-        ([[-1]], None, "held must be counts of shape [R, G]"),
+        ([1, 2], None, "held must be counts [R, G]"),
+        ([[1.0]], None, "held must be counts [R, G]"),
+        ([[-1]], None, "held must be counts [R, G]"),
         ([[1]], [float("nan")], "cost must be finite"),
         ([[1]], [1.0, 2.0], "cost must have shape [N] = [1]"),
     ],

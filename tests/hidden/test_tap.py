@@ -363,7 +363,11 @@ def test_checkpoint_wrapper():
         ({"pooling": "max"}, ValueError, "pooling must be 'last', 'mean', 'attention'"),
         ({"pooling": ()}, ValueError, "pooling must be"),
         ({"pooling": ["last", "last"]}, ValueError, "pooling must be"),
-        ({"layer": -1, "pooling": "attention"}, ValueError, "needs the output of a block, got block 8 and the"),
+        (
+            {"layer": -1, "pooling": "attention"},
+            ValueError,
+            "needs a block's output, as 'block 8', got block 8 and the",
+        ),
         ({"dtype": torch.int8}, ValueError, "dtype must be None"),
         ({"backend": "fast"}, ValueError, "backend must be one of"),
         ({"positions": "first"}, TypeError, "positions must be 'last', an int"),
@@ -384,8 +388,8 @@ def test_wrong_arguments(arguments, error, text):
         (17, "one of row 0 is outside"),
         (-18, "one of row 0 is outside"),
         ([16, 0, 16, 16, 16], "one of row 1 is outside its 17 columns or on padding"),
-        ([16] * 4, "positions are for 4 rows, but the forwards inside the tap have 5 or more"),
-        ([16] * 6, "positions are for 6 rows, but the forwards inside the tap had 5"),
+        ([16] * 4, "positions are for 4 rows, the forwards have 5 or more"),
+        ([16] * 6, "positions are for 6 rows, the forwards had 5"),
     ],
 )
 def test_positions_that_do_not_fit(positions, text):

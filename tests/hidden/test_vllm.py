@@ -277,7 +277,7 @@ def test_hostile_headers_are_refused(tmp_path, change):
     header = "{" + ", ".join(f'"{name}": {text}' for name, text in {**GOOD, **change}.items()) + "}"
     path = tmp_path / "0.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(64))
-    with pytest.raises(ValueError, match="must be a safetensors file with hidden_states") as caught:
+    with pytest.raises(ValueError, match="must be a safetensors file of vLLM's connector: hidden_states") as caught:
         Extraction(9, tmp_path, timeout_s=0).read([path])
     unread = len(header) > bk.hidden.vllm.LONGEST_HEADER  # parsing millions of dimensions would take a minute
     assert (f"a header of {len(header)} bytes" in str(caught.value)) == unread
@@ -290,8 +290,12 @@ def test_hostile_headers_are_refused(tmp_path, change):
         (states(4, 2), range(4), "0.safetensors holds 2 layers, not 1: start it"),
         (states(3), range(4), "states of 3 tokens and 4 token ids, for a prompt of 4; .*enable_prefix_caching=False"),
         (states(4), range(5), "holds states of 4 tokens and 4 token ids, for a prompt of 5"),
-        (states(4), (0, 1, 2, 9), "0.safetensors holds other tokens than the prompt of its output"),
-        (states(4)[:, 0], range(4), r"must be a safetensors file with hidden_states \[tokens, layers, D\]"),
+        (states(4), (0, 1, 2, 9), "0.safetensors is of another request"),
+        (
+            states(4)[:, 0],
+            range(4),
+            r"must be a safetensors file of vLLM's connector: hidden_states \[tokens, layers, D\]",
+        ),
         (states(4).double(), range(4), "must be a safetensors file .*KeyError"),
     ],
 )
@@ -310,11 +314,11 @@ def test_other_files_and_widths_are_refused(tmp_path):
     with pytest.raises(ValueError, match="a header of 4611686018427387904 bytes"):
         found.read([path])
     path.write_bytes((4).to_bytes(8, "little") + b"none")
-    with pytest.raises(ValueError, match="as written by vLLM's connector, but it is not"):
+    with pytest.raises(ValueError, match="must be a safetensors file of vLLM's connector"):
         list(found.follow())
     engine.write(path, states(4), range(4))
     engine.write(tmp_path / "1.safetensors", states(4, width=8), range(4))
-    with pytest.raises(ValueError, match=r"1.safetensors has states of width 8, .*0.safetensors of 24: .*different"):
+    with pytest.raises(ValueError, match=r"1.safetensors has width 8, .*0.safetensors 24"):
         found.read(sorted(tmp_path.glob("*.safetensors")))
 
 

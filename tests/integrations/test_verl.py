@@ -131,7 +131,7 @@ MEGATRON, ONE = ("actor_rollout_ref.actor.strategy", "megatron"), ("actor_rollou
         ([MEGATRON], {"embedder": "actor_hidden"}, r"megatron gives none.* algorithm\.bipace\.embedder=auto.*=ngram"),
         ([ONE], {"method": "grpo"}, r"actor_rollout_ref\.rollout\.n must be at least 2 .* got 1"),
         ([("trainer.use_v1", True)], {"method": "gae", "cluster_on": "workers"},
-         r"algorithm\.bipace\.cluster_on=workers makes clusters, .* set cluster_on=driver"),
+         r"algorithm\.bipace\.cluster_on must be driver for method="),
         ([], {"epsilon": "follow", "cluster_on": "workers"},
          "cluster_on=workers leaves states on the workers, but epsilon=follow"),
     ],
@@ -488,7 +488,7 @@ def test_fields_that_are_missing(advantages, name):
 
 
 def test_a_trainer_that_hands_nothing_over():
-    with pytest.raises(RuntimeError, match=r"use trainer\.v1\.trainer_mode sync, .*trainer_v1\.Trainer before your"):
+    with pytest.raises(RuntimeError, match=r"use one of trainer\.v1\.trainer_mode, .*trainer_v1\.Trainer before your"):
         estimate(torch.zeros(1, 1), torch.ones(1, 1), config=None, index=None)
 
 

@@ -396,7 +396,7 @@ def test_a_layout_on_the_host_cannot_be_captured():
     given, call = on_gpu("bipace")
     fresh = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
     few = {name: value[:N] for name, value in given.items()}
-    with pytest.raises(ValueError, match=r"layout\.on\(device\)"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with pytest.raises(ValueError, match=r"call \.on\(device\)"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         bk.advantage(layout=fresh, config=CONFIGS["bipace"], backend=BACKEND, **few)
     call(given)
 
