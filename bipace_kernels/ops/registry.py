@@ -211,7 +211,8 @@ def check_sizes(columns: dict[str, Any]) -> dict[str, int]:
         other, where = known.setdefault(letter, (length, name))
         if length != other:
             raise ValueError(
-                f"{name} must have {letter} = {other} like {where}, got {list(columns[name].shape)}; use one layout."
+                f"{name} must have shape [{', '.join(_shape_of(name))}] with {letter} = {other} as {where} has it, got "
+                f"{list(columns[name].shape)}; take both from one layout."
             )
     return {letter: size for letter, (size, _) in known.items()}
 
