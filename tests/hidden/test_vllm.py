@@ -288,8 +288,8 @@ def test_hostile_headers_are_refused(tmp_path, change):
     ("stored", "prompt", "message"),
     [
         (states(4, 2), range(4), "0.safetensors holds 2 layers, not 1: start it"),
-        (states(3), range(4), "states of 3 tokens and 4 token ids, for a prompt of 4; .*enable_prefix_caching=False"),
-        (states(4), range(5), "holds states of 4 tokens and 4 token ids, for a prompt of 5"),
+        (states(3), range(4), "states of 3 tokens and 4 token ids for a prompt of 4: .*enable_prefix_caching=False"),
+        (states(4), range(5), "holds states of 4 tokens and 4 token ids for a prompt of 5"),
         (states(4), (0, 1, 2, 9), "0.safetensors is of another request"),
         (
             states(4)[:, 0],

@@ -383,7 +383,7 @@ def test_a_memory_of_other_states(tmp_path):
     assert plain.memory is None
     later = states_of()
     later.load(file)
-    with pytest.raises(ValueError, match=r"D = 4 like the batches in memory, got 6: of another model, .*_memory\.pt"):
+    with pytest.raises(ValueError, match=r"D = 4 like the batches in memory, got 6; begin .*_memory\.pt"):
         later.advantage(RECORDS, list, hidden=torch.randn(3, 6))
 
 

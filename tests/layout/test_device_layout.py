@@ -58,6 +58,6 @@ def test_moving_a_layout_waits_for_nothing():
 @pytest.mark.gpu
 def test_a_layout_moves_before_a_capture_not_in_it():
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
-    words = r"layout must be on cuda:\d before a CUDA graph is captured.*layout\.on"
+    words = r"layout must be on cuda:\d before a CUDA graph is captured.*call \.on"
     with pytest.raises(ValueError, match=words), torch.cuda.graph(torch.cuda.CUDAGraph()):
         lay.on("cuda")
