@@ -28,8 +28,7 @@ def token_ids(prompts: Any, tokenizer: Any) -> list[list[int]]:
     """Token ids of each prompt: a text, chat messages, or token ids."""
     if isinstance(prompts, (str, bytes, Mapping, Tensor)) or not isinstance(prompts, Sequence):
         raise TypeError(
-            "prompts must be a list of texts, of chat messages or of token ids without padding, got "
-            f"{checks.type_name(prompts)}; split a padded tensor into rows by its mask."
+            f"prompts must be a list of texts, chats or token ids, got {checks.type_name(prompts)}; no padded tensor."
         )
     if not prompts:
         raise ValueError("prompts must hold at least one prompt, got none.")
@@ -51,8 +50,7 @@ def _row(prompt: Any, i: int, tokenizer: Any) -> list[int]:
         return ids
     if tokenizer is None:
         raise ValueError(
-            f"tokenizer must be given for prompts of text, but prompts[{i}] is "
-            f"{'chat messages' if chat else 'a text'}; pass AutoTokenizer.from_pretrained(folder), or token ids."
+            f"tokenizer is missing, but prompts[{i}] is {'chat messages' if chat else 'a text'}; or pass token ids."
         )
     text = prompt
     if chat:  # as text first: whether the template returns ids or a dict depends on the version of transformers

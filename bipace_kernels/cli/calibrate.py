@@ -66,8 +66,7 @@ def read_prompts(path: str, options: SimpleNamespace) -> tuple[list[Any], list[A
         prompt = _field(record, options.prompt_column, "--prompt-column", where)
         if not isinstance(prompt, (str, list)) or not prompt:
             raise CliError(
-                f'{where}, field "{options.prompt_column}": expected a text, chat messages or token ids, got '
-                f"{json.dumps(prompt)[:40]}."
+                f'{where}, field "{options.prompt_column}": expected a prompt, got {json.dumps(prompt)[:40]}.'
             )
         as_chat = options.chat and isinstance(prompt, str)
         prompts.append([{"role": "user", "content": prompt}] if as_chat else prompt)

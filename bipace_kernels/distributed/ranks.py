@@ -24,10 +24,7 @@ class Ranks:
 
     def __init__(self, process_group: Any) -> None:
         if not (dist.is_available() and dist.is_initialized()):
-            raise ValueError(
-                "process_group must be a group of torch.distributed, but none is initialized; call "
-                "torch.distributed.init_process_group() first, or bipace_kernels.advantage() on a single process."
-            )
+            raise ValueError("process_group must be initialized; call torch.distributed.init_process_group() first.")
         self.group = process_group
         self.rank = dist.get_rank(process_group)
         self.size = dist.get_world_size(process_group)

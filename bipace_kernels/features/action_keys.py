@@ -199,8 +199,7 @@ def _flatten_host(rows: dict[int, Any], offsets: torch.Tensor, name: str, host: 
         number = list(rows)[row]
         if column < 0:
             raise ValueError(
-                f"{name}[{number}] must hold {int(offsets[row + 1] - offsets[row])} items, as its len() said, but it "
-                "has changed since; copy the rows before other threads change them."
+                f"{name}[{number}] must hold {int(offsets[row + 1] - offsets[row])} items like its len(); it changed."
             )
         item = lists[row][column]
         if isinstance(item, int) and not isinstance(item, bool):

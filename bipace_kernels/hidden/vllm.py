@@ -60,8 +60,7 @@ class Extraction:
         several = layers_of(layer, layers, n_blocks)
         if any(item.normed for item in several):
             raise ValueError(
-                f"layer −1 is taken after the final norm, which vLLM does not write; take 'block {n_blocks - 1}', the "
-                "same before the norm, or an earlier layer."
+                f"layer −1 is after the final norm, which vLLM does not write; take 'block {n_blocks - 1}' or earlier."
             )
         self.folder = checks.path(folder, "folder")
         self.layers = tuple(sorted(several, key=lambda item: item.block))  # vLLM's order, whatever the order given
@@ -353,10 +352,7 @@ def _n_blocks(model: Any) -> int:
         return checks.integer_at_least(model, "model", 1)
     path = checks.path(model, "model, unless it is a number of blocks,") / "config.json"
     if not path.is_file():
-        raise ValueError(
-            f"model must be the number of blocks or a local folder with config.json, got {str(model)!r}; pass "
-            "num_hidden_layers of its configuration."
-        )
+        raise ValueError(f"model must be the number of blocks or a folder with config.json, got {str(model)!r}.")
     config = json.loads(path.read_text())
     n_blocks = config.get("text_config", config).get("num_hidden_layers")
     if not isinstance(n_blocks, int):

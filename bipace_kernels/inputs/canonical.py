@@ -83,8 +83,7 @@ def check_bytes(dtype: np.dtype[Any], name: str) -> None:
     """TypeError for arrays whose bytes do not say whether two values are equal."""
     if dtype.hasobject:
         raise TypeError(
-            f"{name} must hold numbers or text to be compared by bytes, got an array of dtype object; convert it to a "
-            "tuple (tuple(x.tolist())) or to a numeric dtype."
+            f"{name} must hold numbers or text, got an array of dtype object; make it a tuple (tuple(x.tolist()))."
         )
     if dtype.char in "gG":
         raise TypeError(f"{name} must not be {dtype}, whose padding bytes are undefined; use .astype('float64').")

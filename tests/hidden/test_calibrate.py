@@ -264,7 +264,7 @@ def test_written_forms(found):
         ({"labels": ["a", "b"]}, "labels must have one entry per prompt, N = 38, got 2"),
         ({"labels": ["a", None] * 19}, r"labels\[1\] must be a value, got None"),
         ({"prompts": "text"}, "prompts must be a list of texts"),
-        ({"prompts": ["text"] * 38}, r"tokenizer must be given for prompts of text, but prompts\[0\] is a text"),
+        ({"prompts": ["text"] * 38}, r"tokenizer is missing, but prompts\[0\] is a text"),
         ({"prompts": [[]] + [[1, 2]] * 37}, r"prompts\[0\] must have at least one token"),
         ({"prompts": []}, "prompts must hold at least one prompt, got none"),
         ({"tokenizer": "folder"}, "tokenizer must be a transformers tokenizer, got str"),

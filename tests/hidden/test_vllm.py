@@ -52,12 +52,12 @@ def test_the_arguments_are_those_of_vllms_page(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"layer": -1}, "layer −1 is taken after the final norm.*take 'block 8'"),
+        ({"layer": -1}, "layer −1 is after the final norm.*take 'block 8'"),
         ({"layer": 12}, "layer must be an index into hidden_states"),
         ({"layers": []}, r"layers must be a list of layers, e.g. \[-8, -12\], got \[\]"),
         ({"layers": "block 3"}, "layers must be a list of layers"),
         ({"model": 0}, "model must be an int of at least 1, got 0"),
-        ({"model": "Qwen/Qwen2.5-7B"}, "model must be the number of blocks or a local folder.*num_hidden_layers"),
+        ({"model": "Qwen/Qwen2.5-7B"}, "model must be the number of blocks or a folder with config.json"),
         ({"model": None}, "model, unless it is a number of blocks, must be a path, got NoneType"),
         ({"folder": 3}, "folder must be a path, got int"),
         ({"timeout_s": -1}, "timeout_s must be a number of seconds of at least 0, got -1"),
