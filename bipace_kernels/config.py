@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .estimators.rows import ESTIMATORS, FUNCTION, PARTITIONS, VALUE_FUNCTION, VALUES, Estimator, Partition, StateValue
+from .inputs import checks
 from .settings import KERNELS, Fields, settings_of
 from .settings import PRESETS as PRESET_NAMES
 from .support.errors import InputError, Named, refuse_unknown
@@ -26,7 +27,7 @@ def check_fields(given: Any, where: str = "") -> None:
         value = getattr(given, name)
         optional = value is None and (row.off or given.__dataclass_fields__[name].default is None)
         if not (optional or row.holds(value) or (name in ("estimator", "value") and callable(value))):
-            raise InputError("{} must be {}, got {!r}.", Named(where + name), row.wanted, value)
+            raise InputError("{} must be {}, got {}.", Named(where + name), row.wanted, checks.shown(value))
 
 
 class Derived:
@@ -127,8 +128,8 @@ class Config(Handled, Fields, Derived):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state["estimator"] == "gae":  # pickled before these fields: it keeps its numbers
             state = {"luck_noise": 0.0, "kernel_directions": None, "kernel_inside": 0.0, **state}
-        super().__setstate__(state)
-        self._derive()
+        given = {name: value for name, value in state.items() if name != "_handle"}  # which earlier ones hold
+        Config.__init__(self, **given)  # checks them: a state can have been edited, or be of a later version
 
     @classmethod
     def _of(cls, given: dict[str, Any]) -> Config:

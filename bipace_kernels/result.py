@@ -12,6 +12,7 @@ from .backends import threads
 from .diagnostics.metrics import compute_metrics
 from .diagnostics.records import Records, RecordSource
 from .diagnostics.value_r2 import ValueR2, value_r2
+from .inputs import checks
 
 ROWS = ("advantage", "step_advantage", "episode_advantage", "returns", "value", "cluster", "branch")
 
@@ -93,7 +94,8 @@ class AdvantageResult:
 
         Synchronizes with a GPU.
         """
-        return replace(self, records=self._records().with_bad_states(bad))
+        rows = checks.bool_vector(bad, "bad", (self.tensors or self).advantage.shape[0])
+        return replace(self, records=self._records().with_bad_states(rows))
 
     def _records(self) -> Records:
         """The records that took part, on the CPU, for metrics() and value_r2().  Synchronizes with a GPU."""

@@ -230,5 +230,5 @@ def check_device(device: torch.device) -> None:
 
 def check_name(backend: object) -> None:
     """ValueError unless backend is one of NAMES."""
-    if backend not in NAMES:
+    if not isinstance(backend, str) or backend not in NAMES:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, got {backend!r}.")

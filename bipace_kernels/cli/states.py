@@ -7,6 +7,7 @@ is needed (n-grams, "similar") they are joined, oldest first, by the ASCII recor
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from tokenize import TokenError
 from typing import Any
@@ -74,8 +75,10 @@ def _histories(rollouts: Rollouts, depth: int) -> list[tuple[str, ...]]:
 def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
     """[N, D] hidden states from a .npy file, one row per record in the order of the files and their lines."""
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for its writer
+            raise OSError("it is not a regular file")
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
+    except (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError) as error:
         reason = str(error).split("\n")[0].rstrip(".")
         raise CliError(f"--fingerprint {path} cannot be read as a .npy file: {reason}.") from None
     if not isinstance(array, np.ndarray):

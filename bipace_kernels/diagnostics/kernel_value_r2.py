@@ -18,6 +18,7 @@ from ..estimators.landmarks import choose_landmarks
 from ..estimators.table import kernel_of, kernel_rows
 from ..inputs import checks, interop
 from ..inputs.layout import Layout
+from ..inputs.values import check_kernel_steps
 from ..result import AdvantageResult
 from .value_r2 import ValueR2, judged, mean_of_others
 
@@ -106,6 +107,7 @@ def _rows(
     """Rows [M, d] of the kernel and of the one inside groups, which records are usable [M], and the landmarks."""
     from ..backends.reference import critic
 
+    check_kernel_steps(lay)
     given = interop.all_to_torch({"fingerprint": fingerprint})["fingerprint"]
     x = checks.fingerprint_matrix(given, lay.n_rows).detach().cpu()
     rows = x[lay.order]

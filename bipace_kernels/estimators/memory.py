@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from ..backends import threads
 from ..backends.contract import FINGERPRINT_DTYPES
 from ..backends.records import Records, out_of_range, runs
+from ..inputs import checks
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,9 @@ class Readings:
         begin = max(sum(self.groups) - rows, 0)
         if not begin:
             return self
-        return Readings(
-            self.fingerprint[begin:].clone(), self.returns[begin:].clone(), self.time[begin:].clone(),
-            self.usable[begin:].clone(), _last(self.groups, rows), _last(self.trajectories, rows),
-        )  # fmt: skip
+        columns = (self.fingerprint, self.returns, self.time, self.usable)
+        x, returns, time, usable = (column[begin:].clone() for column in columns)
+        return Readings(x, returns, time, usable, _last(self.groups, rows), _last(self.trajectories, rows))
 
     def records(self) -> Records:
         """These records as the stages of the critic take them."""
@@ -82,13 +81,14 @@ def _last(sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
     return tuple(reversed(kept))
 
 
-_FROM = "state must come from ValueMemory.state_dict(): "
+def _refused(why: str) -> ValueError:
+    return ValueError(f"state must come from ValueMemory.state_dict(): {why}.")
 
 
 def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
     """ValueError if it is not one of the sizes of ValueMemory.state_dict()."""
     if not isinstance(sizes, (list, tuple)) or not all(type(n) is int and 0 <= n < 1 << 63 for n in sizes):
-        raise ValueError(f"{_FROM}{name} must be a list of sizes.")
+        raise _refused(f"{name} must be a list of sizes")
     return tuple(sizes)
 
 
@@ -104,9 +104,7 @@ class ValueMemory:
     """
 
     def __init__(self, max_rows: Any) -> None:
-        if isinstance(max_rows, bool) or not isinstance(max_rows, numbers.Integral) or max_rows < 1:
-            raise ValueError(f"max_rows must be an int of at least 1, got {max_rows!r}.")
-        self.max_rows: int = int(max_rows)
+        self.max_rows = checks.integer_at_least(max_rows, "max_rows", 1)
         self._held: Readings | None = None
 
     def __len__(self) -> int:
@@ -130,6 +128,8 @@ class ValueMemory:
 
         A state of an earlier version, without ends of trajectories, is loaded as trajectories of one record each.
         """
+        if not isinstance(state, Mapping):
+            raise _refused(f"it must be a dict, got {type(state).__name__}")
         if not state:
             self._held = None
             return
@@ -145,26 +145,21 @@ class ValueMemory:
                 got = type(x).__name__
                 if isinstance(x, Tensor):
                     got = f"{x.dtype} {list(x.shape)}" if dense else f"{x.layout} on {x.device}"
-                raise ValueError(f"{_FROM}{name} must be a tensor of {sum(groups)} records, got {got}.")
+                raise _refused(f"{name} must be a tensor of {sum(groups)} records, got {got}")
         trajectories = _sizes("trajectories", state.get("trajectories", (1,) * sum(groups)))
         if sum(trajectories) != sum(groups):
-            raise ValueError(
-                f"{_FROM}trajectories must hold the records of groups, {sum(groups)}, got {sum(trajectories)}."
-            )
+            raise _refused(f"trajectories must hold the records of groups, {sum(groups)}, got {sum(trajectories)}")
         fingerprint, returns, time, usable = (state[name].detach().clone() for name in wanted)
         rows = fingerprint[usable]
         fits = rows.isfinite().all(1) & (rows != 0).any(1) & ~out_of_range(returns[usable])  # others are not read
-        if not bool(fits.all()) or bool((time < 0).any()):
-            raise ValueError(
-                f"{_FROM}usable records must have finite, non-zero fingerprints and returns, and steps of at least 0."
-            )
+        if not bool(fits.all()) or bool(((time < 0) | (time >= 1 << 53)).any()):
+            raise _refused("usable records must have finite, non-zero fingerprints and returns, and steps in [0, 2^53)")
         found = Readings(fingerprint, returns, time, usable, groups, trajectories)
         self._held = found.last(self.max_rows)
 
-    def before(self, now: Readings) -> Readings:
-        """The records held, followed by the current ones."""
-        held = self._held
-        if held is None or not len(self):
+    def before(self, held: Readings | None, now: Readings) -> Readings:
+        """The records of a state(), followed by the current ones."""
+        if held is None or not sum(held.groups):
             return now
         if held.fingerprint.shape[1] != now.fingerprint.shape[1]:
             raise ValueError(
@@ -173,12 +168,19 @@ class ValueMemory:
             )
         return held.then(now)
 
-    def keep(self, both: Readings) -> None:
-        """Replaces the content by the last max_rows of these records."""
-        self._held = both.last(self.max_rows)
+    def keep(self, held: Readings | None, now: Readings, both: Readings) -> None:
+        """Adds the current records to the state() that they were read with, or that another thread made meanwhile.
+
+        both   before(held, now)
+        """
+        kept = both.last(self.max_rows)
+        while self._held is not held:
+            held = self._held
+            kept = self.before(held, now).last(self.max_rows)
+        self._held = kept
 
     def state(self) -> Readings | None:
-        """The content, for restore()."""
+        """The content, for before(), keep() and restore()."""
         return self._held
 
     def restore(self, held: Readings | None) -> None:

@@ -16,6 +16,7 @@ from ..backends.contract import Critic
 from ..backends.records import Records
 from ..backends.schema import BLOCK, FOLDED, LONGEST, Branch, Kernel, Terms
 from ..config import Config
+from ..inputs.values import check_kernel_steps
 from .landmarks import choose_landmarks
 from .memory import Readings
 from .partitions import Batch, cluster_histories, histories, labels_of
@@ -118,6 +119,7 @@ def _rows(batch: Batch) -> tuple[Tensor | None, tuple[Tensor, Tensor | None, Ten
     """Landmarks and kernel_rows() of a batch by itself."""
     cfg, records, fingerprint = batch.config, batch.records, batch.inputs.fingerprint
     assert fingerprint is not None
+    check_kernel_steps(batch.layout)
     landmarks = None
     if cfg.share != "group":
         landmarks = choose_landmarks(fingerprint, records.order, records.time, _inside(batch))
@@ -144,10 +146,12 @@ def _kernel_values(batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
         landmarks, (rows, own, averaged) = _rows(batch)
         return critic.kernel_values(records, rows, own, batch.returns, landmarks, kernel), averaged
     lay = batch.layout
+    check_kernel_steps(lay)
     groups, trajectories = (tuple(x.diff().tolist()) for x in (lay.group_offsets, lay.trajectory_offsets))
     time = records.time.clone()  # a layout's own
     now = Readings(batch.by_record(fingerprint), batch.returns, time, _inside(batch), groups, trajectories)
-    both = batch.memory.before(now)
+    held = batch.memory.state()
+    both = batch.memory.before(held, now)
     every = both.records()
     earlier = every.n_records - records.n_records
     if records.taken is not None:
@@ -155,7 +159,7 @@ def _kernel_values(batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
     landmarks = choose_landmarks(both.fingerprint, every.order, both.time, both.usable)
     rows, own, averaged = kernel_rows(critic, cfg, every, both.fingerprint, landmarks)
     value = critic.kernel_values(every, rows, own, both.returns, landmarks, kernel)
-    batch.memory.keep(both)
+    batch.memory.keep(held, now, both)
     return value[earlier:], averaged[earlier:].contiguous()
 
 
@@ -238,15 +242,16 @@ def _of_function(argument: str, batch: Batch, labels: Tensor) -> Tensor:
         return None if column is None else column[records.order]
 
     def of_taken(column: Tensor) -> Tensor:
-        return column if kept is None else column[kept]
+        return column.clone() if kept is None else column[kept]  # the function may write into what it gets
 
     fingerprint = of_rows(x.fingerprint)
     if fingerprint is not None and usable is not None:
         fingerprint = fingerprint.masked_fill(~of_taken(usable)[:, None], 0)
     given = StepRecords(
         returns=of_taken(batch.returns), rewards=of_rows(x.rewards), episode_advantage=of_taken(batch.episode),
-        cluster=of_taken(labels), group_offsets=records.group_offsets, trajectory_offsets=records.trajectory_offsets,
-        step=records.time, action_key=of_rows(x.action_key), fingerprint=fingerprint, config=batch.config,
+        cluster=of_taken(labels), group_offsets=records.group_offsets.clone(),
+        trajectory_offsets=records.trajectory_offsets.clone(), step=records.time.clone(),
+        action_key=of_rows(x.action_key), fingerprint=fingerprint, config=batch.config,
     )  # fmt: skip
     name = f"{argument} {getattr(batch.config, f'{argument}_name')}"
     try:

@@ -38,7 +38,7 @@ def unless(failed: Tensor, error: type[Exception], text: str, late: list[LateChe
 
 
 def check_check(check: object) -> None:
-    if check not in ("auto", "now"):
+    if not isinstance(check, str) or check not in ("auto", "now"):
         raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
 
 
@@ -86,7 +86,7 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
     check_unmasked(value, name)
     try:
         array = np.asarray(value)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # the last of tensors that require grad
         raise TypeError(f"{name} must be {wish}; NumPy cannot read it: {error}") from error
     if array.dtype.kind in "OUSV":
         # An object array may hold plain Python numbers (as verl-agent's rewards do).

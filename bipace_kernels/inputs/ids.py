@@ -4,7 +4,6 @@ import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -19,8 +18,7 @@ from .canonical import array_key, canonical, check_bytes, tensor_bytes
 
 _MOST_OF_ONE_HASH = 64  # as of tuples of six numbers that are -1 or -2, whose hashes are equal
 _INT64 = np.iinfo(np.int64)
-# NaN and NaT (also pandas', a subclass of datetime) equal no id.
-_MAY_BE_NAN = (float, complex, np.inexact, Decimal, np.datetime64, np.timedelta64, datetime, tuple, frozenset)
+_EQUAL_THEMSELVES = (str, bytes, int, np.ndarray, Tensor)  # the last two are compared by their bytes
 
 
 def number_objects(values: Any, name: str = "observation") -> Tensor:
@@ -119,7 +117,7 @@ def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:
             row = next(i for i, v in enumerate(values) if not _INT64.min <= int(v) <= _INT64.max)
             raise _beyond_int64(name, row, int(values[row])) from None
         return torch.from_numpy(array), True
-    if type(None) in types or any(issubclass(t, _MAY_BE_NAN) for t in types):
+    if not all(issubclass(t, _EQUAL_THEMSELVES) for t in types):
         for row, value in enumerate(values):
             if value is None or _holds_nan(value):
                 raise _no_id(name, row, value)
@@ -127,12 +125,15 @@ def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:
 
 
 def _holds_nan(value: Any) -> bool:
-    """Whether a value is NaN or NaT, or a tuple or set with one."""
+    """Whether a value is NaN, NaT or pandas' NA, which do not equal themselves, or a tuple or set with one."""
+    if isinstance(value, _EQUAL_THEMSELVES):
+        return False
     if isinstance(value, (tuple, frozenset)):
         return any(map(_holds_nan, value))
-    if isinstance(value, Decimal):
+    if isinstance(value, Decimal):  # comparing a signalling NaN raises
         return value.is_nan()
-    return isinstance(value, _MAY_BE_NAN) and bool(value != value)
+    equal = value == value  # of NA it is NA
+    return not (isinstance(equal, (bool, np.bool_)) and equal)
 
 
 def _number_list(values: Sequence[Any], name: str) -> Tensor:

@@ -14,7 +14,7 @@ from ..backends.records import Records, check_offsets, check_places, runs
 from ..support.errors import InputError, Named, Rows
 from ..support.handles import Handled
 from . import checks, interop, transfer
-from .ids import ids_to_int
+from .ids import as_sequence, ids_to_int
 
 _SIZES = ("n_rows", "n_records", "n_groups", "n_trajectories", "longest_group", "longest_trajectory")
 _TENSORS = ("order", "group_offsets", "trajectory_offsets", "group_trajectories", "step", "first", "valid")
@@ -198,7 +198,7 @@ def _ids(values: Any, name: str, n: int, taken: Tensor | None) -> Tensor:
         checks.check_dense(values, name)
     if taken is None:
         return checks.check_vector(ids_to_int(values, name)[0], name, n)
-    return ids_to_int(checks.take_rows(values, taken), name)[0]
+    return ids_to_int(checks.take_rows(as_sequence(values, name), taken), name)[0]
 
 
 def _processing_order(g: Any, t: Any, s: Any) -> Any:
@@ -285,7 +285,13 @@ def check_layout(layout: Any, **ids: Any) -> Layout:
     for name, value in ids.items():
         if value is not None:
             raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
-    if not torch.compiler.is_compiling():  # its tensors can be written to; the op of a compiled graph checks them
+    if not torch.compiler.is_compiling():  # its fields can be changed; the op of a compiled graph checks them
+        sizes = dict.fromkeys(("order", "step", "first"), layout.n_records)
+        sizes |= dict.fromkeys(("group_offsets", "group_trajectories"), layout.n_groups + 1)
+        for name, size in {**sizes, "trajectory_offsets": layout.n_trajectories + 1}.items():
+            tensor = getattr(layout, name)
+            if tensor is not None and not (tensor.shape == (size,) and tensor.dtype == torch.int64):
+                raise ValueError(f"layout.{name} must be int64 [{size}], got {tensor.dtype} {list(tensor.shape)}.")
         for name in ("group_offsets", "trajectory_offsets"):
             check_offsets(f"layout.{name}", getattr(layout, name), "M", layout.n_records)
         check_offsets("layout.group_trajectories", layout.group_trajectories, "T", layout.n_trajectories)

@@ -13,6 +13,7 @@ from . import checks
 from .layout import Layout
 
 SET_ASIDE = Named("on_invalid", ("singleton",), in_config=True)
+EXACT = 1 << 53  # integers below it are exact as float64
 SPOILT_CURE = "correct the rows, or set {} to set their trajectories aside."
 FINGERPRINT_CURE = "correct them, mask them by valid=False, or set {} to give each such row a cluster of its own."
 
@@ -79,6 +80,14 @@ def raise_spoilt(
     rows[lay.order[spoilt[lay.trajectory_of_record()]]] = True
     text = f"{{}} must sum to finite returns within ±1e37, got other sums at {{}}; {SPOILT_CURE}"
     raise InputError(text, Named("rewards"), checks.rows_of(rows), SET_ASIDE)
+
+
+def check_kernel_steps(lay: Layout) -> None:
+    """Raises InputError for steps that differ less than their float64, by which kernels compare them."""
+    if lay.step is not None and lay.n_records and int(lay.step.numpy().max()) >= EXACT:
+        row, step = int(lay.order[at := int(lay.step.argmax())]), int(lay.step[at])
+        text = "{} must be below 2^53 for {}, whose kernel compares steps as float64, got {} at {}; count steps from 0."
+        raise InputError(text, Named("step"), Named("value", ("kernel",)), step, Rows([row]))
 
 
 def check_fingerprint(lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE, name: str = "fingerprint") -> None:

@@ -40,7 +40,7 @@ OFFSETS = {
     "trajectory_offsets": "M", "group_offsets": "M", "group_trajectories": "T", "row_offsets": "E",
     "table_offsets": "B",
 }  # fmt: skip
-PLACES = {"order": ("N", 0), "labels": ("M", -1), "depth_labels": ("M", -1), "landmarks": ("M", -1)}
+PLACES = {"order": ("N", 0), "time": ("2^53", 0), **dict.fromkeys(("labels", "depth_labels", "landmarks"), ("M", -1))}
 _NUMBERS = {
     "gamma": GAMMA, "gae_lambda": GAMMA, "delta": DELTA, "epsilon": EPSILON, "epsilons": EPSILON, "alpha": NOT_NEGATIVE,
     "width": WIDTH, "horizon": NOT_NEGATIVE, "noise": NOISE, "same": SAME,
@@ -219,6 +219,7 @@ def check_sizes(columns: dict[str, Any]) -> dict[str, int]:
 
 def _check_places(columns: dict[str, Any], sizes: dict[str, int]) -> None:
     """Raises ValueError for offsets and places of CPU tensors that would make native code read out of bounds."""
+    sizes = {**sizes, "2^53": 1 << 53}  # kernels compare times as float64
     if columns.get("row_offsets") is not None:
         sizes = {**sizes, "E": columns["ids"].shape[0]}
     for name, letter in OFFSETS.items():

@@ -20,7 +20,7 @@ def num_threads() -> int | None:
     text = os.environ.get("BIPACE_NUM_THREADS")
     if not text:
         return None
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isdecimal() and len(text) < 20 and int(text)):
         raise ValueError(f"BIPACE_NUM_THREADS must be a positive integer, got {text!r}; unset it or set 1 or more.")
     return int(text)
 

@@ -158,12 +158,13 @@ def test_threads(monkeypatch):
     assert _threads.count() == 5
     with _threads.using(1):
         assert _threads.count() == 1
-    monkeypatch.setenv("BIPACE_NUM_THREADS", "many")
-    with (
-        pytest.raises(ValueError, match="BIPACE_NUM_THREADS must be a positive integer, got 'many'"),
-        _threads.using(None),
-    ):
-        pass
+    for bad in ("many", "0", "\N{SUPERSCRIPT TWO}", "9" * 5000):
+        monkeypatch.setenv("BIPACE_NUM_THREADS", bad)
+        with (
+            pytest.raises(ValueError, match=f"BIPACE_NUM_THREADS must be a positive integer, got '{bad}'"),
+            _threads.using(None),
+        ):
+            pass
     for bad in (0, True, 1.5):
         with pytest.raises(ValueError, match="num_threads must be None or an int of at least 1"), _threads.using(bad):
             pass

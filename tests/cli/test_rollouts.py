@@ -436,10 +436,17 @@ def test_millions_of_fields_are_refused_unread(tmp_path, monkeypatch):
     assert "size limit" in error_of(str(wide))
 
 
-@pytest.mark.parametrize("shape", ["2, " * 3_000_000, "(" * 3_000_000, "(" * 3_000, "2, " * 3_000])
+@pytest.mark.parametrize("shape", ["2, " * 3_000_000, "(" * 3_000_000, "(" * 3_000, "2, " * 3_000, "2, -4"])
 def test_headers_of_fingerprints(tmp_path, shape):
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}\n".encode()
     path = tmp_path / "a.npy"
     path.write_bytes(b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header)
     with pytest.raises(CliError, match=r"a\.npy cannot be read as a \.npy file"):
         states.load_fingerprints(str(path), 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.npy")
+    with pytest.raises(CliError, match=r"a\.npy cannot be read as a \.npy file: it is not a regular file"):
+        states.load_fingerprints(str(tmp_path / "a.npy"), 2)

@@ -18,6 +18,7 @@ from bipace_kernels.backends.records import Records
 from bipace_kernels.backends.reference import critic as reference_critic
 from bipace_kernels.backends.reference.critic import kernel_matrix
 from bipace_kernels.backends.schema import Kernel
+from bipace_kernels.estimators import table
 from bipace_kernels.estimators.landmarks import choose_landmarks
 from bipace_kernels.features.embedders import EMBEDDERS
 from bipace_kernels.settings import KERNELS
@@ -663,6 +664,20 @@ def test_a_memory_owns_its_steps():
     assert all(torch.equal(memory.state_dict()["time"], torch.tensor(first.step)) for memory in memories)
 
 
+def test_a_memory_keeps_the_batches_of_calls_at_the_same_time(monkeypatch):
+    """A thread's call may end while that of another, which has read the memory already, still computes."""
+    config, memory = replace(VALUES["shared"], share="memory"), bk.ValueMemory(1000)
+
+    def meanwhile(*args):
+        monkeypatch.setattr(table, "choose_landmarks", choose_landmarks)
+        run(config, memory=memory)
+        return choose_landmarks(*args)
+
+    monkeypatch.setattr(table, "choose_landmarks", meanwhile)
+    run(config, memory=memory)
+    assert len(memory) == 2 * N
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_memory_refuses_states_that_would_spoil_later_values():
     memory = bk.ValueMemory(100)
@@ -677,6 +692,7 @@ def test_a_memory_refuses_states_that_would_spoil_later_values():
     for change in (
         with_first("returns", math.nan), with_first("returns", math.inf), with_first("returns", 2e37),
         with_first("fingerprint", math.nan), with_first("fingerprint", 0.0), with_first("time", -1),
+        with_first("time", 1 << 53),
         {"returns": state["returns"].to("meta")}, {"returns": state["returns"].to_sparse()},
         {"fingerprint": torch.nested.nested_tensor([torch.ones(3)] * rows)}, {"groups": [10**400]},
         {"groups": [10**5000]},
@@ -704,6 +720,10 @@ def test_wrong_memories():
         ValueError, match=r"state must come from ValueMemory.state_dict\(\): fingerprint must be a tensor"
     ):
         memory.load_state_dict({"groups": [1]})
+    with pytest.raises(
+        ValueError, match=r"state must come from ValueMemory.state_dict\(\): it must be a dict, got list"
+    ):
+        memory.load_state_dict([1])
     with pytest.raises(ValueError, match="groups must be a list of sizes"):
         memory.load_state_dict(memory.state_dict() | {"groups": [N + 6, -6]})
 
@@ -864,6 +884,19 @@ def test_arguments_that_are_missing():
     with pytest.raises(TypeError, match="action_key"):
         run(Config.gae(), action_key=["go"] * N)
     run(Config.gae(action_noise=None), action_key=["go"] * N)
+
+
+def test_steps_that_float64_rounds_are_refused():
+    """The kernel compares steps as float64, for which 2^53 and 2^53 + 1 are the same."""
+    late = BATCH.step + (1 << 53)
+    for config in (Config.gae(), Config.gae(share="group"), Config.gae(share="memory")):
+        memory = bk.ValueMemory(9) if config.needs_memory else None
+        with pytest.raises(
+            ValueError, match=r"^step must be below 2\^53 for value='kernel'.*, got \d+ at row \d+; count"
+        ):
+            run(config, step=late, memory=memory)
+        assert not memory
+    run(Config.gae("group"), step=late)
 
 
 @pytest.mark.parametrize(

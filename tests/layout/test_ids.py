@@ -18,6 +18,18 @@ from bipace_kernels.backends import native_loader
 from bipace_kernels.inputs.ids import ids_to_int, number_objects
 
 
+class NotAvailable:
+    """pandas' NA: comparing it gives itself, not a bool."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        return self
+
+
+NA = NotAvailable()
+
+
 def expected(values):
     seen = {}
     return [seen.setdefault(value, len(seen)) for value in values]
@@ -343,6 +355,8 @@ def test_uuid_ids():
         ([np.timedelta64(1, "h"), np.timedelta64("NaT")], TypeError, "group must hold timedelta64 of one unit"),
         ([np.timedelta64(1, "h"), np.timedelta64("NaT", "h")], ValueError, r"group\[1\] must be an id, got NaT"),
         ([np.datetime64("NaT")], ValueError, r"group\[0\] must be an id, got NaT"),
+        (["a", NA], ValueError, r"group\[1\] must be an id, got <"),
+        (np.array(["a", ("a", NA)], dtype=object), ValueError, r"group\[1\] must be an id"),
         (
             [np.timedelta64(1, "h"), np.timedelta64(1, "m")],
             TypeError,

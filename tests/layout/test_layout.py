@@ -2,6 +2,7 @@
 
 import pickle
 import uuid
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -156,6 +157,29 @@ def test_unsigned_ids_beside_padding(dtype):
     assert lay.n_records == 2 and lay.n_trajectories == 1
 
 
+class Labelled:
+    """A column as pandas has it: series[i] is the entry with the label i, not the one in place i."""
+
+    def __init__(self, values):
+        self.values = np.array(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, label):
+        return self.values[-1 - label]
+
+
+def test_labels_of_rows_do_not_matter_beside_padding():
+    group, trajectory, valid = [0, 0, 0, 1, 1, 1], [0, 0, 1, 2, 2, 3], [True] * 5 + [False]
+    lay = bk.layout(Labelled(group), Labelled(trajectory), valid=valid)
+    assert lay.order.tolist() == [0, 1, 2, 3, 4]
+    assert lay.trajectory_offsets.tolist() == [0, 2, 3, 5]
+
+
 @pytest.mark.parametrize("array", [np.asarray, torch.tensor])
 def test_a_layout_owns_its_data(array):
     step, valid = array([0, 1, 2, 3]), array([True, True, True, False])
@@ -169,9 +193,14 @@ def test_a_layout_owns_its_data(array):
 def test_a_layout_that_was_written_to_is_refused(name):
     """Native code would read out of bounds."""
     group, trajectory, x = [0, 0, 1, 1], [0, 1, 2, 3], np.eye(4, dtype=np.float32)
-    for value in (-1, 1 << 40):
-        lay = bk.layout(group, trajectory)
+    layouts = [bk.layout(group, trajectory) for _ in range(2)]
+    for lay, value in zip(layouts, (-1, 1 << 40), strict=True):
         getattr(lay, name)[1] = value
+    fresh = bk.layout(group, trajectory)
+    layouts += [replace(fresh, **{name: x}) for x in (getattr(fresh, name)[:-1], getattr(fresh, name).double())]
+    if name == "group_offsets":
+        layouts.append(replace(fresh, n_groups=1000))
+    for lay in layouts:
         for call in (
             lambda lay=lay: bk.advantage(rewards=[0.0] * 4, fingerprint=x, action_key=[0] * 4, layout=lay),
             lambda lay=lay: bk.cluster(x, layout=lay),

@@ -217,3 +217,12 @@ def test_metrics_do_not_change_with_the_callers_keys():
     keys.zero_()
     parsed.zero_()
     assert result.metrics() == before
+
+
+def test_the_mask_of_bad_states_is_checked():
+    result = bk.advantage(config=CONFIGS["bipace"], **make_batch(0).arguments())
+    n = len(result.advantage)
+    want = result.with_bad_states(torch.arange(n) == 0).metrics()["bipace/invalid_row_fraction"]
+    assert result.with_bad_states([1] + [0] * (n - 1)).metrics()["bipace/invalid_row_fraction"] == want == 1 / n
+    with pytest.raises(ValueError, match=rf"bad must have shape \[N\] = \[{n}\]"):
+        result.with_bad_states(torch.zeros(n + 1, dtype=torch.bool))

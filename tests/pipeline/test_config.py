@@ -40,7 +40,7 @@ def test_verl_agents_two_modes():
     ("field", "value"),
     [
         ("gamma", -0.1), ("gamma", 1.01), ("gamma", math.nan),
-        ("gamma", 10**400), ("gamma", "0.9"), ("gamma", None), ("gamma", True),
+        ("gamma", "0.9"), ("gamma", None), ("gamma", True),
         ("step_weight", -1), ("step_weight", math.inf), ("epsilon", -0.1), ("epsilon", 2.1), ("epsilon", 9e-5),
         ("epsilon", math.nan), ("history_length", -1), ("history_length", 1.5), ("history_length", True),
         ("similarity", 0), ("similarity", 1.1), ("delta", 0), ("delta", 0.02), ("length_weight_alpha", -0.5),
@@ -52,6 +52,11 @@ def test_verl_agents_two_modes():
 def test_out_of_range_names_the_field_and_what_came(field, value):
     with pytest.raises(ValueError, match=f"{field} must be .*{value!r}".replace("[", r"\[")):
         bk.Config(**{field: value})
+
+
+def test_a_number_that_python_does_not_write_out():
+    with pytest.raises(ValueError, match=r"gamma must be .*, got an integer of more than 64 bits"):
+        bk.Config(gamma=10**5000)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 import bipace_kernels as bk
@@ -55,3 +56,6 @@ def test_what_a_configuration_means_is_neither_compared_nor_pickled():
     assert config.needs_keys and set(config.__getstate__()) == set(bk.Config.__dataclass_fields__)
     again = pickle.loads(pickle.dumps(config))
     assert again == config and hash(again) == hash(config) and again.estimator_row is config.estimator_row
+    for change, error in (({"epsilon": float("nan")}, ValueError), ({"of_a_later_version": 1}, TypeError)):
+        with pytest.raises(error, match=next(iter(change))):
+            bk.Config.__new__(bk.Config).__setstate__(config.__getstate__() | change)

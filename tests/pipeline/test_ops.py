@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import pickle
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -274,9 +275,9 @@ def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
         else:
             letter, lowest = _ops.PLACES[argument]
             words = f"{argument} must hold numbers from {lowest} to below {letter} = "
-            wrong[0][0], wrong[1][-1], wrong[2][0] = lowest - 1, 1 << 20, 1 << 62
+            wrong[0][0], wrong[1][-1], wrong[2][0] = lowest - 1, 1 << 53, 1 << 62
         for changed in wrong:
-            with pytest.raises(ValueError, match=words):
+            with pytest.raises(ValueError, match=re.escape(words)):
                 op(**given | {argument: changed.view_as(right)})
         refused += 1
     assert refused
@@ -291,8 +292,7 @@ def test_all_other_integers_are_compared_only():
         if _ops.TENSORS.get(name, ("", None))[1] == torch.int64
     }
     assert integers - set(PLACES) == {
-        ("discounted_returns", "step"), ("gae_advantage", "step"), ("kernel_values", "time"),
-        ("step_advantage", "action_key"),
+        ("discounted_returns", "step"), ("gae_advantage", "step"), ("step_advantage", "action_key"),
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import CONFIGS, OUTPUTS, make_batch
+from batches import CONFIGS, OUTPUTS, assert_same, make_batch
 
 import bipace_kernels as bk
 from bipace_kernels.backends.records import Records
@@ -84,6 +84,30 @@ def test_records_are_in_processing_order_without_those_set_aside():
     assert records.cluster.unique().tolist() == list(range(int(records.cluster.max()) + 1))
 
 
+@pytest.mark.parametrize("name", ["bipace", "bipace_exact", "gae"])
+def test_a_function_may_write_into_what_it_gets(name):
+    """Neither the result nor a layout that other calls use changes."""
+
+    def clean(records):
+        return records.returns.double() * 2 if name == "gae" else records.returns * 2
+
+    def writing(records):
+        found = clean(records)
+        for field in vars(records).values():
+            if isinstance(field, torch.Tensor):
+                field.fill_(1)
+        return found
+
+    def config(function):
+        return bk.Config.gae(function) if name == "gae" else own(name, function)
+
+    ids = {key: getattr(BATCH, key) for key in ("group", "trajectory", "step")}
+    lay, batch = bk.layout(**ids), BATCH.arguments(**dict.fromkeys(ids))
+    want, got = (bk.advantage(config=config(f), layout=lay, **batch) for f in (clean, writing))
+    assert_same(got, want)
+    assert_same(bk.advantage(layout=lay, **batch), bk.advantage(**BATCH.arguments()))
+
+
 def test_no_partition_is_needed():
     config = bk.Config(partition="none", estimator=last_step, episode_norm="none", step_weight=2.0)
     result = bk.advantage(config=config, **BATCH.arguments(fingerprint=None, observation=None, action_key=None))
@@ -111,7 +135,7 @@ def test_a_value_that_is_a_function_has_averages_over_equal_actions():
     """Those of the kernel's value, given its values."""
     shown = bk.advantage(config=bk.Config.gae(action_noise=None), **BATCH.arguments()).value
     order = np.lexsort((BATCH.step, BATCH.trajectory, BATCH.group))
-    config = bk.Config.gae(lambda records: shown[order])
+    config = replace(bk.Config.gae(), value=lambda records: shown[order])
     plain, averaged = (
         bk.advantage(config=c, **BATCH.arguments()) for c in (replace(config, action_noise=None), config)
     )
