@@ -24,7 +24,7 @@ from ..features.embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Senten
 from ..settings import EPSILON
 from ..support import files, optional
 from . import output, rollouts, states
-from ._console import CliError, grid, notes, plain, progress, stage, stdout
+from ._console import CliError, grid, notes, number, plain, progress, stage, stdout
 from .advantage import check_sources, read_records, refused, shared_arguments
 from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, format_r2, table_rows
 
@@ -327,7 +327,7 @@ def _markdown_section(section: Section, options: SimpleNamespace) -> list[str]:
 
 def _values(section: Section) -> dict[str, bk.ValueR2]:
     """Values that use no clusters, by what they are called in tables."""
-    kernels = {f"GAE's kernel, {name}": found for name, found in section.values.items()}
+    kernels = {f"GAE's kernel over {name}": found for name, found in section.values.items()}
     return {**kernels, "one value for the whole batch": section.constant}
 
 
@@ -356,7 +356,8 @@ def _verdict(section: Section) -> str:
         return f"{section.name}: no partition predicts returns better than the mean of the prompt group."
     alone = section.table[0].metrics["singleton_row_fraction"]
     spread = "" if error is None else f" ± {error:.3f}"
-    constant = "" if section.constant.r2 is None else f"; one value for the whole batch has {section.constant.r2:.3f}"
+    one = section.constant.r2
+    constant = "" if one is None else f"; one value for the whole batch has {number(one, '.3f')}"
     return (
         f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}{spread}{constant}); "
         f"with equal observations {alone:.0%} of the steps have no peers."

@@ -75,7 +75,7 @@ def test_each_at_its_own_epsilon(games, tmp_path, drawn):
         named = row.label.replace("identity, ε 0", "exact")
         (line,) = [line for line in shown.splitlines() if line.startswith(f"│ {named} ")]
         assert f"{r2:.3f}".replace("-", "−") in line
-        assert (f"│ GAE's kernel, {label} " in shown) == (label in labels[2:])
+        assert (f"│ GAE's kernel over {label} " in shown) == (label in labels[2:])
 
 
 def test_hidden_states_by_section_and_from_a_column(tmp_path, drawn):

@@ -51,7 +51,8 @@ def test_the_end_is_a_verdict_and_what_to_open(made):
     r2 += [entry["r2"] for entry in section["values"].values()]
     *_, verdict, last = made[1].strip().splitlines()
     assert verdict.startswith("games.jsonl: ") and f"best (value R² {max(r2):.3f} ± " in verdict
-    assert f"; one value for the whole batch has {section['constant']['r2']:.3f});" in verdict
+    constant = f"{section['constant']['r2']:.3f}".replace("-", "−")
+    assert f"; one value for the whole batch has {constant});" in verdict
     assert last.endswith(f"Open {made[0] / 'report.md'}.")
 
 
