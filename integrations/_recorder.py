@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -153,21 +154,16 @@ def shown(
     group: Tensor, trajectory: Tensor, step: Tensor, valid: Tensor | None = None, most: int | None = None
 ) -> Tensor:
     """[k] records of the first prompt groups, at most 2,000: without padding, copies of a step once."""
-    most = RECORDS if most is None else most
-    kept, seen, counts = [], set(), dict.fromkeys(group.tolist(), 0)
-    mask = [True] * len(group) if valid is None else valid.tolist()
-    for i, (g, *place) in enumerate(zip(group.tolist(), trajectory.tolist(), step.tolist(), strict=True)):
-        if mask[i] and tuple(place) not in seen:
-            seen.add(tuple(place))
-            kept.append((g, i))
-            counts[g] += 1
-    total, chosen = 0, set()
-    for g, count in counts.items():
-        if total and total + count > most:
+    rows = torch.arange(len(group)) if valid is None else torch.nonzero(valid.cpu()).flatten()
+    places = torch.stack([trajectory[rows], step[rows]], 1).numpy()
+    rows = rows[np.sort(np.unique(places, axis=0, return_index=True)[1])]
+    total, chosen = 0, []
+    for g, count in Counter(group[rows].tolist()).items():
+        if total and total + count > (RECORDS if most is None else most):
             break
         total += count
-        chosen.add(g)
-    return torch.tensor([i for g, i in kept if g in chosen], dtype=torch.int64)
+        chosen.append(g)
+    return rows[torch.isin(group[rows], torch.tensor(chosen, dtype=group.dtype))]
 
 
 def texts_of(

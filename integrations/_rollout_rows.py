@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..result import AdvantageResult
+from ..support.warnings import warn_once
 from ._recorder import texts_of
 from ._states import States
 from ._turns import Turns, keys_of
@@ -97,6 +98,8 @@ class RolloutRows:
             given = extra.get(name, [None] * len(self.valid))
             where = f"{self.extra_name}[{self.keys.get(name, name)!r}]"
             rows, wrong = self.turns.entries(given, where, self.mask_name, numbers=name == "step_rewards")
+            for row in self.turns.empty if name == "step_rewards" else ():  # one record stands for all its turns
+                rows[row] = rows[row] if row in wrong else [sum(map(float, rows[row]))]
             by_turn: list[Any] = []
             for row, (n, valid) in enumerate(zip(self.turns.counts.tolist(), self.valid.tolist(), strict=True)):
                 by_turn += [missing] * n if not valid else [bad] * n if row in wrong else [*rows[row], missing][:n]
@@ -143,8 +146,18 @@ class RolloutRows:
         difference = (token_rewards.double() - self.scores.double()).cpu()
         penalty = torch.zeros(len(turns), dtype=torch.float64).index_add_(0, owner.flatten(), difference.flatten())
         n = int(trajectory.max()) + 1 if len(trajectory) else 0
-        at_end = turns.on_last(self.scores.double().cpu().sum(1)).where(_last(ids), 0.0) + penalty
+        score = self.scores.double().cpu().sum(1)
+        at_end = turns.on_last(score).where(_last(ids), 0.0) + penalty
         if "step_rewards" not in self.extra:
+            of_last = torch.zeros(n, dtype=torch.float64).index_put_(
+                (trajectory[_last(ids)],), score[turns.row][_last(ids)]
+            )
+            if ((score[turns.row] - of_last[trajectory]).abs() > 1e-5 * (1 + of_last[trajectory].abs())).any():
+                warn_once(
+                    "rewards of rows",
+                    "rows of one rollout have different rewards, and only that of its last row counts: give rewards of "
+                    f"steps in {self.extra_name}[{self.keys.get('step_rewards', 'step_rewards')!r}].",
+                )
             return at_end, None
         given = torch.tensor(self.extra["step_rewards"], dtype=torch.float64)
         once = _once(trajectory, step)

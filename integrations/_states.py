@@ -368,6 +368,15 @@ def no_hidden_states(model: Any, states: States) -> str:
     return ""
 
 
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Whether a forward in training mode has noise: by modules of dropout, or a probability of it, as attention has."""
+    for module in model.modules():
+        p = [value for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]
+        if max(p, default=0) > 0 or (isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0):
+            return True
+    return False
+
+
 def metrics_of(
     result: AdvantageResult, embedder: str = "", epsilon: float | None = None, clusters: bool = True,
     settings: Settings | None = None,

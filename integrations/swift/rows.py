@@ -29,13 +29,6 @@ class SwiftRows(RolloutRows):
         place, valid = self.first + self.turns.row, self.valid[self.turns.row]
         return {"group": place // self.size, "trajectory": place, "step": self.turns.step, "valid": valid}
 
-    def rewards(self, ids: Mapping[str, Tensor], token_rewards: Tensor) -> tuple[Tensor, Tensor]:
-        """r [n]: step_rewards, else the row's at its last turn; R(τ) [n]: the row's.  A row set aside has NaN."""
-        total = token_rewards.sum(1)
-        if "step_rewards" not in self.extra:
-            return self.turns.on_last(total), total[self.turns.row]
-        return torch.tensor(self.extra["step_rewards"], dtype=torch.float64), total[self.turns.row]
-
 
 def rows_of(trainer: Any, batches: Sequence[Mapping[str, Any]], extra: Mapping[str, Sequence[Any]]) -> SwiftRows:
     """Of the trainer's micro-batches, in their order, and what their samples give."""

@@ -1,6 +1,7 @@
 """BiPACEGRPOTrainer: ms-swift's GRPOTrainer, with advantages per turn in place of one per completion."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from ...hidden.positions import Positions
 from .. import swift as joined
 from .._accelerate import KeepsStates, of_all
 from .._rollout_rows import extra_of
-from .._states import States, no_hidden_states
+from .._states import States, has_dropout, no_hidden_states
 from .._turns import Turns
 from .._versions import check_version
 from .rows import INFOS, rows_of
@@ -54,6 +55,13 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
                 raise ValueError(f"{what}, but BiPACE's advantages are of turns: turn it off, or set method='grpo'.")
         self._bipace_why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
         self._bipace.require_hidden(self._bipace_why)
+        if self._bipace.may_be_hidden and not self._bipace_why and has_dropout(self.model):
+            warnings.warn(
+                "hidden states come from swift's forward in training mode, with the noise of the model's dropout: set "
+                "--lora_dropout 0, or BiPACE's embedder=ngram.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     @property
     def _bipace_trains(self) -> bool:
@@ -96,7 +104,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
         def prepare() -> Any:
             rows = rows_of(self, batch_encoded_inputs, extra).fitted(self._bipace, given)
             found = rows.records(self._bipace, tokenizer, rows.scores, self.state.global_step)
-            return rows, {name: column.to(self.accelerator.device) for name, column in found.items()}
+            return rows, {name: c if c is None else c.to(self.accelerator.device) for name, c in found.items()}
 
         rows, records = prepare() if ranks is None else ranks.agree(prepare, lambda _: None)[0]
         result, metrics = self._bipace.advantage(

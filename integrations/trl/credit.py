@@ -16,11 +16,11 @@ from .._accelerate import of_all
 from .._recorder import texts_of
 from .._states import States, no_hidden_states
 from .._turns import KINDS, Turns, call_text, keys_of, start_mask
-from .rollouts import Said, ToolLoop
+from .rollouts import Said, ToolLoop, fields
 
 DROPOUT = (
-    "the forward of the loss would give them, but the model has dropout (such as lora_dropout of PEFT, or "
-    "attention_dropout), which is noise in them: set it to 0, or embedder=actor_hidden runs an additional forward"
+    "TRL's forwards give noisy ones, since the model has dropout (such as lora_dropout of PEFT, or attention_dropout): "
+    "set it to 0, or embedder=actor_hidden runs an additional forward"
 )
 NO_FORWARD = (
     "no forward of TRL's own gives them in this configuration, and for a value n-grams are nearly as good; "
@@ -109,7 +109,7 @@ def prepare(
 
     def said() -> Said:
         of_function = getattr(trainer, "rollout_func", None) is not None
-        starts = [row.get("turn_starts") or () for row in inputs] if of_function else None
+        starts = [given or () for given in fields(inputs, "turn_starts", loop)] if of_function else None
         return Said(trainer, inputs, turns_of(output["completion_mask"], output.get("tool_mask"), starts), loop)
 
     def records(found: Said) -> Prepared:

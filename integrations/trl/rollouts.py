@@ -1,64 +1,92 @@
 """Per-turn data of rollouts: fields returned by rollout_func, and lists that environments append to."""
 
+import copy
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from operator import is_
+from itertools import pairwise
+from numbers import Number
+from types import NoneType
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
 
 from ...support.warnings import warn_once
 from .._turns import Turns, are_numbers
 
 LOGS = ("step_rewards", "actions", "observations")
 Entries = list[Any]
-# Of each class of environments and log: the fewest entries after a reset(), and whether any call has added to it.
-_SEEN: WeakKeyDictionary[type, dict[str, tuple[int, bool]]] = WeakKeyDictionary()
+
+
+@dataclass
+class _Seen:
+    """What batches have shown of an attribute of a class of environments.
+
+    least   fewest entries after a reset()
+    is_log  whether it is read, once a batch with entries has decided it; observations are also when a call adds to them
+    """
+
+    least: int
+    is_log: bool | None = None
+
+
+_SEEN: WeakKeyDictionary[type, dict[str, _Seen]] = WeakKeyDictionary()
 
 
 @dataclass
 class ToolLoop:
     """One batch of TRL's own tool loop, as observed by its trainer.
 
-    lengths      [generations] of [B] {name: entries in the environment's list}, before each generation of a turn
+    logged       [generations] of [B] {name: entries in the environment's list}, before each generation of a turn
     completions  [B] lists of messages, or texts, as in _calculate_rewards()
     before       {id: (environment, {name: entries in its list})} before the rollouts
-    stale        [B] {name: entries at the start of the list that are of earlier rollouts}
+    stale        [B] {name: entries at the start of the list that are of earlier rollouts}, which `logged` leaves out
     cut          [B] whether `truncated` was True before the first turn: of an earlier rollout
+    fields       names that a rollout_func returned: other columns of that name are the data set's; None: unknown
     """
 
-    lengths: list[list[dict[str, int]]] = field(default_factory=list)
+    logged: list[list[dict[str, Entries]]] = field(default_factory=list)
     completions: Sequence[Any] = ()
-    before: dict[int, tuple[Any, dict[str, tuple[Any, ...]]]] = field(default_factory=dict)
+    before: dict[int, tuple[Any, dict[str, Entries]]] = field(default_factory=dict)
     stale: list[dict[str, int]] = field(default_factory=list)
     cut: list[bool] = field(default_factory=list)
+    fields: Container[str] | None = None
 
     def begin_rollouts(self, trainer: Any) -> None:
         """To be called before TRL resets the trainer's environments, which it uses for one rollout after another."""
         pools = getattr(trainer, "_environment_pool", {}).values()
         for environments in (getattr(trainer, "environments", None) or (), *pools):
             for e in environments:
-                self.before[id(e)] = e, {name: tuple(_log(e, name) or ()) for name in LOGS}
+                self.before[id(e)] = e, {name: list(_log(e, name) or ()) for name in LOGS}
 
     def begin_turn(self, environments: Sequence[Any] | None) -> None:
         """To be called before each _generate_single_turn()."""
-        if not self.lengths:
-            self.stale = [{name: self._stale(e, name) for name in LOGS} for e in environments or ()]
-            self.cut = [getattr(e, "truncated", None) is True for e in environments or ()]
-        self.lengths.append([{name: len(_log(e, name) or ()) for name in LOGS} for e in environments or ()])
+        environments = environments or ()
+        if not self.logged:
+            self.stale = [{name: self._stale(e, name) for name in LOGS} for e in environments]
+            self.cut = [_truncated(e) is True for e in environments]
+        self.logged.append([])
+        for environment, stale in zip(environments, self.stale, strict=True):
+            logs = {name: (_log(environment, name) or [])[stale[name] :] for name in LOGS}
+            seen = logs["observations"]
+            if seen and isinstance(seen[-1], (dict, list, np.ndarray, torch.Tensor)):
+                seen[-1] = copy.deepcopy(seen[-1])  # the environment may go on to write into it
+            self.logged[-1].append(logs)
 
     def _stale(self, environment: Any, name: str) -> int:
         """Entries that reset() has left in the list."""
-        log = _log(environment, name) or ()
-        seen = _SEEN.setdefault(type(environment), {})
-        least, grew = seen.get(name, (len(log), False))
-        least = min(least, len(log))
-        seen[name] = least, grew
-        before = self.before.get(id(environment), (None, {}))[1].get(name, ())
-        if len(log) < len(before) or not all(map(is_, log, before)):
-            return 0
+        log = _log(environment, name) or []
+        seen = _SEEN.setdefault(type(environment), {}).setdefault(name, _Seen(len(log)))
+        seen.least = min(seen.least, len(log))
+        before = self._before(environment, name)
         # One observation before and after: a new one, where reset() always logs one.
-        return 0 if name == "observations" and len(before) == len(log) == least == 1 else len(before)
+        new = name == "observations" and len(before) == len(log) == seen.least == 1
+        return len(before) if _begins_with(log, before) and not new else 0
+
+    def _before(self, environment: Any, name: str) -> Entries:
+        return self.before.get(id(environment), (None, {}))[1].get(name, [])
 
     def calls(self, row: int) -> list[list[Any]]:
         """[turns of the model] tool calls of each."""
@@ -67,15 +95,20 @@ class ToolLoop:
             return [[]]
         return [message.get("tool_calls") or [] for message in messages if message["role"] == "assistant"]
 
-    def entries(self, row: int, name: str, log: Sequence[Any]) -> list[Entries]:
+    def entries(self, row: int, name: str, environment: Any) -> list[Entries]:
         """The entries that each turn's calls appended; for observations, the last one before the turn."""
-        begin = [generation[row][name] for generation in self.lengths[: len(self.calls(row))]]
-        if any(i > j for i, j in zip(begin, [*begin[1:], len(log)], strict=True)):
-            raise ValueError("entries were removed from it while the tool loop ran")
+        own = [generation[row][name] for generation in self.logged]
+        turns, stale, log = len(self.calls(row)), self.stale[row][name], _log(environment, name) or []
+        now, kept = log[stale:], _begins_with(log, self._before(environment, name)[:stale])
+        fits = [len(a) <= len(b) if name == "observations" else _begins_with(b, a) for a, b in pairwise(own)]
+        if not all(fits) or not kept or len(now) < len(own[-1]):
+            raise ValueError("entries were removed or changed while the tool loop ran, which may only append")
+        if any(len(later) > len(own[turns]) for later in own[turns + 1 :]):
+            raise ValueError("entries were added after its last turn: is the list one of several environments?")
         if name == "observations":
-            stale = self.stale[row][name]
-            return [list(log[max(stale, i - 1) : i]) for i in begin]
-        return [list(log[i:j]) for i, j in zip(begin, [*begin[1:], len(log)], strict=True)]
+            return [a[-1:] for a in own[:turns]]
+        begin = [len(a) for a in own[:turns]]
+        return [now[i:j] for i, j in pairwise([*begin, len(now)])]
 
 
 class Said:
@@ -102,12 +135,14 @@ class Said:
     def truncated(self) -> list[Any]:
         """[B] whether each rollout was cut off; None if unknown."""
         if self.of_function:
-            return [row.get("truncated") for row in self.inputs]
-        for row, cut in enumerate(self.loop.cut if self.loop is not None else ()):
-            if cut:
+            return self._given("truncated")
+        found, cut = [_truncated(e) for e in self.environments], self.loop.cut if self.loop is not None else ()
+        for row, value in enumerate(found):
+            if not isinstance(value, (bool, NoneType)):
+                self.misfits[row] = f"truncated of row {row} must be one bool, True if it was cut off, got {value!r}"
+            elif row < len(cut) and cut[row]:
                 self.misfits[row] = f"truncated of row {row} was True before its first turn: reset() must set it False"
-        found = [getattr(e, "truncated", None) for e in self.environments] or [None] * len(self.inputs)
-        return [value if isinstance(value, bool) else None for value in found]  # a method of that name is ignored
+        return [None if row in self.misfits else value for row, value in enumerate(found)] or [None] * len(self.inputs)
 
     def by_turn(self, name: str) -> list[list[Entries] | None] | None:
         """[B] rows, each with a list of entries for each turn; None for a row without entries, and if no row has any.
@@ -143,9 +178,9 @@ class Said:
         return found
 
     def _given(self, name: str) -> list[Any]:
-        return [row.get(name) for row in self.inputs] if self.of_function else self._logs(name)
+        return fields(self.inputs, name, self.loop) if self.of_function else self._logs(name)
 
-    def _logged(self, row: int, name: str, log: Sequence[Any] | None, n: int) -> list[Entries] | None:
+    def _logged(self, row: int, name: str, log: Entries | None, n: int) -> list[Entries] | None:
         """For an environment: only TRL's tool loop shows which turn made an entry."""
         if log is None:
             return None
@@ -158,43 +193,69 @@ class Said:
         try:
             if row not in self.masked and written != n:
                 raise ValueError(f"TRL's tool loop has {written} messages of the model")
-            found = self.loop.entries(row, name, log)
+            if name != "observations" and (first := len(self.loop.logged[0][row][name])):
+                raise ValueError(f"it has {first} before its first turn: empty it in reset()")
+            found = self.loop.entries(row, name, self.environments[row])
             if name == "step_rewards" and not all(map(are_numbers, found)):
-                raise ValueError(f"they must be numbers, but are {list(log)!r}")
+                raise ValueError(f"they must be numbers, but are {log!r}")
             return found
         except ValueError as error:
             self.misfits.setdefault(row, f"{name} of row {row} does not match its {n} turns: {error}")
             return None
 
-    def _logs(self, name: str) -> list[Sequence[Any] | None]:
+    def _logs(self, name: str) -> list[Entries | None]:
         """[B] lists of that name; None if missing or not a log, i.e. with entries before the first turn."""
-        begun = self.loop.lengths[0] if self.loop is not None and self.loop.lengths else ()
-        of_kind: dict[str, list[bool]] = {}
-        rows = list(zip(self.environments, begun, self.loop.stale if begun and self.loop else (), strict=False))
-        added = [len(_log(e, name) or ()) > lengths[name] for e, lengths, _ in rows]
-        for (e, _, _), grew in zip(rows, added, strict=True):
-            least, before = _SEEN[type(e)][name]
-            _SEEN[type(e)][name] = least, before or grew
-        for (environment, lengths, stale), grew in zip(rows, added, strict=True):
-            first = lengths[name] - stale[name]
-            # reset() logs the first observation; several that no call adds to are no log.
-            filled = first > 1 and not grew if name == "observations" else first > 0
-            is_log = _SEEN[type(environment)][name]
-            filled |= stale[name] > 0 and is_log[0] > 0 and not is_log[1]  # there from the first, and never added to
-            of_kind.setdefault(type(environment).__name__, []).append(filled)
-        decides = all if name == "observations" else any
-        own = {kind for kind, filled in of_kind.items() if decides(filled)}
-        for kind in own:
-            warn_once(
-                f"{kind}.{name}",
-                f"{kind}.{name} has entries before the first turn, so it is treated as the environment's own "
-                "attribute and not read. A log must be empty after reset(), or hold the first observation.",
-            )
-        found = [None if type(e).__name__ in own else _log(e, name) for e in self.environments]
-        return found or [None] * len(self.inputs)
+        logs, loop = [_log(e, name) for e in self.environments], self.loop
+        begun, inherited = (loop.logged[0], loop.stale) if loop is not None and loop.logged else ((), ())
+        of_class: dict[type, list[int]] = {}
+        for row, environment in enumerate(self.environments[: len(begun)]):
+            of_class.setdefault(type(environment), []).append(row)
+        for cls, rows in of_class.items():
+            seen, stale = _SEEN[cls][name], [inherited[row][name] for row in rows]
+            first = [len(begun[row][name]) for row in rows]
+            grew = any(len(logs[row] or ()) > n + old for row, n, old in zip(rows, first, stale, strict=True))
+            fixed = any(stale) and seen.least > 0 and not grew  # there from the first, and never added to
+            if name == "observations" and not seen.is_log:  # reset() logs the first one
+                seen.is_log = True if grew else False if fixed or min(first) > 1 else None
+            elif seen.is_log is None and (any(first) or fixed or grew):
+                seen.is_log = not any(first) and not fixed
+            if seen.is_log is False:
+                warn_once(
+                    f"{cls.__name__}.{name}",
+                    f"{cls.__name__}.{name} has entries before the first turn, so it is treated as the environment's "
+                    "own attribute and not read. A log must be empty after reset(), or hold the first observation.",
+                )
+                logs = [None if row in rows else log for row, log in enumerate(logs)]
+        return logs or [None] * len(self.inputs)
 
 
-def _log(environment: Any, name: str) -> Sequence[Any] | None:
-    """A method, a space or a number of that name is not per-turn data."""
+def fields(inputs: Sequence[dict[str, Any]], name: str, loop: ToolLoop | None) -> list[Any]:
+    """[B] what a rollout_func returned under that name, None where nothing, and where a data set has such a column."""
+    known = loop is None or loop.fields is None or name in loop.fields
+    return [row.get(name) if known else None for row in inputs]
+
+
+def _log(environment: Any, name: str) -> Entries | None:
+    """Its entries.  A method, a text, a space, a matrix or a number of that name is not per-turn data."""
     value = getattr(environment, name, None)
-    return value if isinstance(value, (list, tuple)) else None
+    if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 1:
+        return value.tolist()
+    if isinstance(value, list):
+        return value
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else None
+
+
+def _begins_with(log: Entries, entries: Entries) -> bool:
+    """Whether these entries are the log's first ones: the same objects, or equal numbers or texts."""
+    if len(log) < len(entries):
+        return False
+    pairs = zip(log, entries, strict=False)
+    return all(a is b or (isinstance(a, (str, Number)) and (a == b or (a != a and b != b))) for a, b in pairs)
+
+
+def _truncated(environment: Any) -> Any:
+    """Its attribute of that name, as a bool where it is one; None for a method."""
+    value = getattr(environment, "truncated", None)
+    if callable(value):
+        return None
+    return bool(value) if isinstance(value, np.bool_) else value

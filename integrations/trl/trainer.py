@@ -13,7 +13,7 @@ import bipace_kernels as bk
 
 from ...hidden.positions import Positions
 from .._accelerate import KeepsStates
-from .._states import States, no_hidden_states
+from .._states import States, has_dropout, no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
 from .credit import Prepared, early_exit, prepare, turns_of
@@ -52,16 +52,14 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_watched: _Watched | None = None
         why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
         self._bipace.require_hidden(why)
-        self._bipace_taps = self._bipace.may_be_hidden and not why
+        # TRL's own forwards run in training mode, in which dropout would add noise to the states.
+        self._bipace_dropout = self._bipace.may_be_hidden and not why and has_dropout(self.model)
+        self._bipace_taps = self._bipace.may_be_hidden and not why and not self._bipace_dropout
         # If a batch is used once and as a whole, and no forward gives old log-probs, the loss's own forward has the
-        # states.  Dropout would add noise to them.
+        # states.
         vllm = self.use_vllm and getattr(self, "vllm_importance_sampling_correction", True)
         once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm
-        dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.model.modules())
-        dropout = dropout or bool(getattr(self.model.config, "attention_dropout", 0))
-        liger = getattr(self.args, "use_liger_kernel", False)
-        able = self._bipace_taps and once and not liger
-        self._bipace_waits, self._bipace_dropout = able and not dropout, able and dropout
+        self._bipace_waits = self._bipace_taps and once and not getattr(self.args, "use_liger_kernel", False)
         self._bipace_waiting: Any = None  # the batch whose hidden states are still missing
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
@@ -119,6 +117,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             self._bipace_watched.tool_mask = generated[2]
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
             self._bipace_watched.starts = extras.get("turn_starts")
+            self._bipace_watched.loop.fields = set(extras)
         return generated
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import sys
-from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -250,18 +249,22 @@ def check_tokens(rollouts, found):
 
 
 def test_nemo_rl(run, rollouts, tokenizer):
-    """compute_advantage(prompt_ids, rewards, mask, repeated_batch=, …) at 00925dd: [B, P], [B] and [B, S]."""
+    """compute_advantage(prompt_ids, rewards, mask, repeated_batch=, …) and messages at 7ea279a: [B, P], [B] and [B, S]."""
     grpo = SimpleNamespace(GRPOAdvantageEstimator=object)
     run("NeMo-RL", nemo_rl__algorithms={"grpo": grpo})
     rows = rows_of(rollouts)
+
+    def message(role, ids, text=""):
+        written = torch.full((len(ids),), role == "assistant" and not text)
+        return {
+            "role": role, "token_ids": torch.tensor(ids), "content": text or tokenizer.decode(ids), "token_loss_mask": written
+        }  # fmt: skip
+
     logs = [
-        [
-            {"role": role, "token_ids": torch.tensor(ids), "content": tokenizer.decode(ids)}
-            for pair in pairs
-            for role, ids in zip(("user", "assistant"), pair, strict=True)
-        ]
-        for pairs in rows
+        [message(*part) for pair in pairs for part in zip(("user", "assistant"), pair, strict=True)] for pairs in rows
     ]
+    for log, ((first, _), *_) in zip(logs, rows, strict=True):  # an example's answer ends the prompt
+        log[:1] = [message("user", first[:2]), message("assistant", first[2:], tokenizer.decode(first))]
     width = max(sum(len(p) + len(r) for p, r in pairs) for pairs in rows) + 2
     masks = [[bit for p, r in pairs for bit in [0] * len(p) + [1] * len(r)] for pairs in rows]
     mask = torch.tensor([m + [0] * (width - len(m)) for m in masks])
@@ -275,36 +278,44 @@ def test_nemo_rl(run, rollouts, tokenizer):
 
 
 def test_prime_rl(run, rollouts):
-    """score_group(group), assign_advantages(per-token list), nodes with sampled and token_ids at 510fde3."""
-    algo = SimpleNamespace(GRPOAlgorithm=object, ALGORITHM_CLASSES={})
-    trajectories = {"iter_trainable_branches": lambda rollout: iter([(rollout, rollout.mask)])}
-    run("prime-rl", prime_rl__orchestrator__trajectories=trajectories, prime_rl__orchestrator={"algo": algo})
-    found, made = {}, []
-    for t, (pairs, reward) in enumerate(zip(rows_of(rollouts), outcomes(rollouts), strict=True)):
+    """score_group(episodes), iter_trainable_traces(), assign_advantages(trace, of sampled tokens), nodes at 559b447."""
+    found, traces = {}, []
+    algo = {
+        "GRPOAlgorithm": object,
+        "ALGORITHM_CLASSES": {},
+        "assign_advantages": lambda t, new: found.update({id(t): new}),
+    }
+    base = {"iter_trainable_traces": lambda episodes: ((e, trace) for e in episodes for trace in e.traces)}
+    algo = SimpleNamespace(**algo)
+    run("prime-rl", prime_rl__orchestrator__algo__base=base, prime_rl__orchestrator={"algo": algo})
+    for pairs, reward in zip(rows_of(rollouts), outcomes(rollouts), strict=True):
         parts = [part for pair in pairs for part in zip((False, True), pair, strict=True)]
-        nodes = [SimpleNamespace(sampled=sampled, token_ids=ids) for sampled, ids in parts]
-        mask = [node.sampled for node in nodes for _ in node.token_ids]
-        made.append(
-            SimpleNamespace(nodes=nodes, mask=mask, reward=reward, assign_advantages=partial(found.__setitem__, t))
-        )
-    for group in (made[:3], made[3:]):
-        asyncio.run(algo.ALGORITHM_CLASSES["grpo"]().score_group(group))
-    check_tokens(rollouts, [found[t] for t in range(6)])
+        nodes = [SimpleNamespace(mask=[sampled] * len(ids), token_ids=ids) for sampled, ids in parts]
+        traces.append(SimpleNamespace(nodes=nodes, reward=reward))
+    for group in (traces[:3], traces[3:]):
+        episodes = [SimpleNamespace(traces=[trace]) for trace in group]
+        asyncio.run(algo.ALGORITHM_CLASSES["grpo"]().score_group(episodes))
+    rows = []
+    for trace in traces:
+        values = iter(found[id(trace)])
+        rows.append([next(values) if kept else 0.0 for node in trace.nodes for kept in node.mask])
+        assert not list(values)
+    check_tokens(rollouts, rows)
 
 
 def test_openrlhf(run, rollouts):
-    """Experiences with index, sequences, action_mask (shifted by one), rewards and advantages at 89308a0."""
+    """Experiences with index, sequences, action_mask (shifted by one), rewards and advantages of openrlhf 0.11.2."""
     names, rows = run("OpenRLHF"), rows_of(rollouts)
 
     class Maker:
-        args = SimpleNamespace(n_samples_per_prompt=3)
+        args = SimpleNamespace(rollout=SimpleNamespace(n_samples_per_prompt=3))
 
-        def compute_advantages_and_returns(self, experiences, **kwargs):
+        def compute_advantages_and_returns(self, experiences):
+            for e in experiences:
+                e.advantages = torch.ones(e.action_mask.shape)
             return experiences
 
-    class Mine(names["BiPACEMixin"], Maker):
-        pass
-
+    maker = type("Mine", (names["BiPACEMixin"], Maker), {})
     experiences, reward = [], outcomes(rollouts)
     for part in ([4, 1, 0], [2, 5, 3]):  # in any order, by dynamic batches
         ids = [[i for p, r in rows[t] for i in p + r] for t in part]
@@ -312,10 +323,8 @@ def test_openrlhf(run, rollouts):
         width = max(map(len, ids))
         mask = torch.tensor([m + [0] * (width - len(m)) for m in masks])[:, 1:]
         sequences = torch.tensor([row + [0] * (width - len(row)) for row in ids])
-        experiences.append(SimpleNamespace(
-            index=part, sequences=sequences, action_mask=mask.bool(), advantages=torch.ones(mask.shape),
-            rewards=torch.tensor([reward[t] for t in part]),
-        ))  # fmt: skip
-    done = Mine().compute_advantages_and_returns(experiences)
+        found = {"rewards": torch.tensor([reward[t] for t in part]), "action_mask": mask.bool()}
+        experiences.append(SimpleNamespace(index=part, sequences=sequences, **found))
+    done = maker().compute_advantages_and_returns(experiences)
     by_row = {t: [0.0, *row] for e in done for t, row in zip(e.index, e.advantages.tolist(), strict=True)}
     check_tokens(rollouts, [by_row[t] for t in range(6)])

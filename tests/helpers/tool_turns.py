@@ -36,11 +36,14 @@ class Walk:
             Where that led.
         """
         self.place += 1 if direction == "north" else -1
+        self._log(direction)
+        return f"at {self.place}"
+
+    def _log(self, direction: str) -> None:
         if self.logs:
             self.step_rewards.append(float(self.place))
             self.actions.append(direction)
             self.observations.append(f"at {self.place}")
-        return f"at {self.place}"
 
 
 class Silent(Walk):

@@ -410,6 +410,8 @@ def test_rewards_that_are_no_numbers_set_their_row_aside():
         found = rows.fitted(States(Settings()))
     assert found.scores.isnan().all(1).tolist() == [False, True, True, False]
     assert np.isnan(found.extra["step_rewards"]).tolist() == [False, True, True, False]
+    empty = rows_with(*TURNS, step_rewards=[[1.0, 2.0], 3.0, [0.5, 0.25, 1.0], None]).fitted(States(Settings()))
+    assert empty.extra["step_rewards"] == [1.0, 2.0, 3.0, 1.75, 0.0, 0.0]  # a row without tokens is one record
     with pytest.raises(ValueError, match=r"infos\['rewards'\] must be numbers, but row 0 has \[None\]"):
         rows_with([[1, 1]] * 4, step_rewards=[[None]] * 4).fitted(States(Settings()))
 
@@ -479,6 +481,15 @@ def test_a_release_that_was_not_run_is_one_warning_and_never_an_error(package, v
     assert len(found) == warned
     ours = {"trl": "1.0.0 to ", "verl": f"0.9.0 to 0.9.1, but this is {version}"}[package]
     assert all(f"bipace_kernels.integrations was run with {package} {ours}" in str(w.message) for w in found)
+
+
+def test_rows_of_one_rollout_with_rewards_of_their_own_are_warned_of():
+    """As Trinity's StepWiseRewardWorkflow has them, whose last one alone counts."""
+    rows = dataclasses.replace(rows_with([[1], [1]]), group=list("aa"), trajectory=[0, 0], place=[0, 1])
+    rows = dataclasses.replace(rows, scores=torch.tensor([[3.0], [1.0]]))
+    with pytest.warns(RuntimeWarning, match=r"only that of its last row counts: .* in infos\['rewards'\]"):
+        records = rows.records(States(Settings(method="gae", value="group")), Slow(), rows.scores)
+    assert records["rewards"].tolist() == [0.0, 1.0]
 
 
 def test_entries_that_only_rollouts_of_other_processes_give_are_missing_here():

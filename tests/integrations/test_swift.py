@@ -2,6 +2,7 @@
 
 import os
 import random
+import warnings
 from dataclasses import replace
 
 import doc_blocks
@@ -187,7 +188,10 @@ def test_advantages_are_the_estimator_s(train, settings, config, options):
     if "scale_rewards" in options:
         config = replace(config, episode_norm="none")
     config = replace(config, on_invalid="singleton", duplicates="once")
-    trainer, batches = train(options={**GYM, **options}, action_key_mode="action_tag", **settings)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer, batches = train(options={**GYM, **options}, action_key_mode="action_tag", **settings)
+    assert any("noise of the model's dropout" in str(w.message) for w in said) == ("tuner_type" in options)
     turns = [sample.rollout_infos["num_turns"] for sample in batches[0][0]]
     assert len(set(turns)) > 1
     for (_, _, grpo, _, _), wanted in zip(batches, by_hand(batches, config), strict=True):

@@ -164,6 +164,15 @@ def test_the_steps_of_a_run_are_recorded(pipeline, tmp_path):
     assert sorted(rows) == sorted(wanted) and len(set(found["task_id"])) == 3
 
 
+def test_rollouts_that_share_an_eid_run_are_warned_of():
+    """Trinity's own group advantages do not read it."""
+    exps = [exp for exp in experiences() if exp.eid.step == 0]
+    for exp in exps:
+        exp.eid.run, exp.prompt_length = 0, 2
+    with pytest.warns(RuntimeWarning, match="every eid.run is 0, .* count as turns of one rollout.* set eid.run ="):
+        BiPACEAdvantage(TOKENIZER, method="grpo")(exps)
+
+
 def test_grpo_is_trinity_s_step_wise_grpo():
     ours, theirs = experiences(), experiences()
     BiPACEAdvantage(TOKENIZER, method="grpo")(ours)

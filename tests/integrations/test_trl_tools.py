@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+from collections import deque
 from functools import partial
 
+import numpy as np
 import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed: make test-integrations")
@@ -66,8 +69,24 @@ SCRIPTS = [
 ]
 
 
-def test_entries_go_to_the_turn_that_made_the_call(tmp_path, records):
-    trainer, output = one_batch(tmp_path, SCRIPTS, bipace_embedder="ngram")
+class Sequences(Walk):
+    """Logs that are no lists, and one array as observation, into which it writes."""
+
+    def reset(self, **_):
+        self.place, self.grid = 0, np.zeros(1, dtype=int)
+        self.step_rewards, self.actions, self.observations = np.zeros(0), deque(), (self.grid,)
+        return "at 0"
+
+    def _log(self, direction):
+        self.grid[:] = self.place
+        self.step_rewards = np.append(self.step_rewards, self.place)
+        self.actions.append(direction)
+        self.observations += (self.grid,)
+
+
+@pytest.mark.parametrize("environment", [Walk, Sequences])
+def test_entries_go_to_the_turn_that_made_the_call(tmp_path, records, environment):
+    trainer, output = one_batch(tmp_path, SCRIPTS, environment, num_iterations=2)
     (given,) = records
     wanted = [[1.0, 0.0, 2.0, 0.0], [0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
     assert [of_row(given, "rewards", row) for row in range(4)] == wanted
@@ -84,9 +103,11 @@ def test_entries_go_to_the_turn_that_made_the_call(tmp_path, records):
     assert output["advantages"].isfinite().all() and output["advantages"].any()
 
 
-def test_a_turn_answers_what_was_last_observed(tmp_path, records):
-    one_batch(tmp_path, SCRIPTS, bipace_method="gigpo")
+@pytest.mark.parametrize("environment", [Walk, Sequences])
+def test_a_turn_answers_what_was_last_observed(tmp_path, records, environment):
+    one_batch(tmp_path, SCRIPTS, environment, bipace_method="gigpo")
     found = [of_row(records[0], "observation", row) for row in range(4)]
+    found = [[seen if isinstance(seen, str) else f"at {int(seen[0])}" for seen in row] for row in found]
     assert found == [
         ["at 0", "at 1", "at 1", "at 2"], ["at 0", "at 0"], ["at 0", "at 0", "at 1"], ["at 0", "at 0", "at 1"]
     ]  # fmt: skip
@@ -101,32 +122,35 @@ def test_a_masked_row_keeps_the_rewards_of_its_turns(tmp_path, records):
     assert of_row(records[0], "action_key", 0) == [key("north")]
 
 
-class Shrinking(Walk):
-    """Forgets what it logged where it goes south."""
+class Rewriting(Walk):
+    """Changes what it logged where it goes south."""
 
-    def move(self, direction: str) -> str:
-        """
-        Takes one step.
-
-        Args:
-            direction: north or south.
-        """
-        seen = super().move(direction)
+    def _log(self, direction):
+        super()._log(direction)
         if direction == "south":
-            self.step_rewards.clear()
-        return seen
+            self._change(self.step_rewards)
 
 
 @pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
-def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, on_invalid):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda self, log: log.clear(),
+        lambda self, log: log.insert(0, log.pop()),
+        lambda self, log: setattr(self, "step_rewards", log[-1:]),
+    ],
+)
+def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, change, on_invalid):
     done, so = answer("done"), answer("so")
     scripts = [[NORTH, SOUTH, done], [NORTH, done], [NORTH, NORTH, so], [NORTH, so]]
-    options = {"environment": Shrinking, "bipace_embedder": "ngram", "bipace_on_invalid": on_invalid}
+    environment = type("Changing", (Rewriting,), {"_change": change})
+    options = {"environment": environment, "bipace_embedder": "ngram", "bipace_on_invalid": on_invalid}
+    message = "step_rewards of row 0 does not match its 3 turns: entries were removed or changed"
     if on_invalid == "raise":
-        with pytest.raises(ValueError, match="step_rewards of row 0 does not match its 3 turns: entries were removed"):
+        with pytest.raises(ValueError, match=message):
             one_batch(tmp_path, scripts, **options)
         return
-    with pytest.warns(RuntimeWarning, match="step_rewards of row 0 does not match its 3 turns"):
+    with pytest.warns(RuntimeWarning, match=message):
         trainer, output = one_batch(tmp_path, scripts, **options)
     assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [pytest.approx(3 / 10)]
     assert not output["advantages"][0].any() and output["advantages"][1].any()
@@ -178,6 +202,20 @@ class Late(Kept):
         return "at 0"
 
 
+class Recast(Kept):
+    """Hands out another list of new numbers each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.logged = []
+
+    step_rewards = property(lambda self: [float(str(r)) for r in self.logged], lambda self, given: None)
+
+    def _log(self, direction):
+        super()._log(direction)
+        self.logged.append(float(self.place))
+
+
 class Emptied(Kept):
     def reset(self, **_) -> str:
         for log in (self.step_rewards, self.observations, self.actions):
@@ -190,7 +228,7 @@ FINGERPRINTS = ("rewards", "action_key", "action_parsed", "fingerprint", "episod
 
 
 @pytest.mark.parametrize("between", [SCRIPTS, NO_CALL])
-@pytest.mark.parametrize("environment", [Kept, Late, Emptied])
+@pytest.mark.parametrize("environment", [Kept, Late, Recast, Emptied])
 def test_what_earlier_rollouts_logged_is_no_part_of_this_one(tmp_path, records, environment, between):
     """TRL uses its environments again and again."""
     trainer, _ = one_batch(tmp_path, SCRIPTS, environment, bipace_embedder="ngram")
@@ -209,31 +247,37 @@ class Shared(Silent):
 
     step_rewards = []  # noqa: RUF012
 
-    def move(self, direction: str) -> str:
-        """
-        Takes one step.
-
-        Args:
-            direction: north or south.
-        """
+    def _log(self, direction):
         self.step_rewards.append(1.0)
-        return super().move(direction)
+
+
+class Copying(Shared):
+    """Hands out copies of it."""
+
+    inner = []  # noqa: RUF012
+    step_rewards = property(lambda self: list(self.inner))
+
+    def _log(self, direction):
+        self.inner.append(1.0)
+
+
+class Refilled(Kept):
+    """Keeps what it logged, but for the last entry."""
+
+    def reset(self, **_):
+        for log in (self.step_rewards, self.actions):
+            del log[:-1]
+        return super().reset()
 
 
 class Sticking(Walk):
     """Once cut off, always cut off."""
 
-    truncated = False
+    truncated = np.False_
 
-    def move(self, direction: str) -> str:
-        """
-        Takes one step.
-
-        Args:
-            direction: north or south.
-        """
+    def _log(self, direction):
+        super()._log(direction)
         self.truncated |= direction == "south"
-        return super().move(direction)
 
 
 @pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
@@ -255,6 +299,26 @@ def test_truncated_that_stays_from_an_earlier_rollout_sets_its_row_aside(tmp_pat
 def test_one_list_of_several_environments_sets_their_rows_aside(tmp_path, records):
     with pytest.warns(RuntimeWarning, match="step_rewards of row 0 is one list of several environments"):
         trainer, _ = one_batch(tmp_path, SCRIPTS, Shared, bipace_embedder="ngram")
+    assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [1.0]
+    with pytest.warns(RuntimeWarning, match="row 1 does not .* after its last turn: is the list one of several"):
+        one_batch(tmp_path, SCRIPTS, Copying, bipace_embedder="ngram")  # as far as rollouts had ended
+
+
+def test_a_log_stays_one_where_reset_leaves_entries_of_unknown_rollouts(tmp_path, records):
+    """Only its rows are set aside, in every batch; it does not turn into an attribute that is not read."""
+    trainer, _ = one_batch(tmp_path, SCRIPTS, Refilled, bipace_embedder="ngram")
+    trainer.scripts = [[NORTH, answer("so")], SCRIPTS[1], *SCRIPTS[2:]]
+    rows = [{"prompt": [{"role": "user", "content": "Go. "}]} for _ in range(4)]
+    with pytest.warns(RuntimeWarning, match="row 0 .*: it has 1 before its first turn: empty it in reset"):
+        trainer._generate_and_score_completions(rows)
+    assert [math.isnan(of_row(records[1], "rewards", row)[0]) for row in range(4)] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("given", [1, "no"])
+def test_truncated_that_is_no_bool_sets_its_row_aside(tmp_path, records, given):
+    own = type("Own", (Walk,), {"truncated": given})
+    with pytest.warns(RuntimeWarning, match=f"truncated of row 0 must be one bool, .* got {given!r}"):
+        trainer, _ = one_batch(tmp_path, SCRIPTS, own, bipace_method="gae", bipace_value="group")
     assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [1.0]
 
 
@@ -365,16 +429,9 @@ class Told(Walk):
         self.truncated = False
         return super().reset()
 
-    def move(self, direction: str) -> str:
-        """
-        Takes one step.
-
-        Args:
-            direction: north or south.
-        """
-        seen = super().move(direction)
+    def _log(self, direction):
+        super()._log(direction)
         self.truncated = self.place == 0
-        return seen
 
 
 OWN = {"on_invalid": "singleton", "duplicates": "once"}
@@ -417,17 +474,11 @@ class Hostile(Late):
 
     luck = random.Random(1)
 
-    def move(self, direction: str) -> str:
-        """
-        Takes one step.
-
-        Args:
-            direction: north or south.
-        """
+    def _log(self, direction):
         chance = self.luck.random()
         if chance < 0.1:
             raise RuntimeError("no way")
-        seen = super().move(direction)
+        super()._log(direction)
         self.truncated = chance > 0.97
         if chance < 0.2:
             raise ValueError("too late")
@@ -438,7 +489,6 @@ class Hostile(Late):
             self.step_rewards[-1] = "many"
         elif chance < 0.29:
             self.actions += ["again", None]
-        return seen
 
 
 class Drawn(GRPOTrainer):
