@@ -129,7 +129,9 @@ def pipeline(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", ["bipace", "bigpo", "gae"])
 def test_the_pipeline_gives_the_estimator_s_bits_to_the_trainer(pipeline, method, left_out):
     exps = experiences(**dict.fromkeys(left_out, True))
-    config = getattr(bk.Config, method)(**({} if method == "gae" else {"epsilon": 0.25}), gamma=0.9, duplicates="once")
+    config = getattr(bk.Config, method)(
+        **{"embedder": "ngram"} if method == "gae" else {"epsilon": 0.25}, gamma=0.9, duplicates="once"
+    )
     wanted = by_hand(exps, config)
     made = pipeline(method=method, gamma=0.9, action_key_mode="action_tag")
     metrics = run(made, exps)

@@ -253,7 +253,7 @@ def test_a_kernel_value_reads_texts_where_no_forward_is_there(tmp_path, no_early
         put_states(batch, bk.ngram_fingerprint(texts))
         windows += [text.count("\n> ") for text in texts]
     assert {0, 1, 2} == set(windows)
-    check(trainer, bk.Config.gae(**SINGLETON))
+    check(trainer, bk.Config.gae(embedder="ngram", **SINGLETON))
 
 
 def test_a_kernel_value_has_hidden_states_by_a_forward_if_they_are_asked_for(tmp_path):
