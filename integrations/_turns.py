@@ -131,7 +131,7 @@ class Turns:
         return list(tokenizer.batch_decode([ids[row, a:b].tolist() for row, a, b in spans], skip_special_tokens=True))
 
     def truncated(self, rows: Sequence[Any]) -> Tensor:
-        """[n] bool from B values, True if the rollout was cut off after the row: at its last turn; else False or None."""
+        """[n] bool from B values, True if the rollout was cut off after the row; else False or None."""
         for row, value in enumerate(rows):
             if value is not None and not isinstance(value, (bool, np.bool_)):
                 raise ValueError(f"truncated must be one bool per row, True if cut off, got {value!r} in row {row}.")

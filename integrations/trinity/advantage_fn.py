@@ -84,8 +84,8 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
     if not any(exp.eid.run for exp in exps) and len({call[1:] for call in calls}) < len(calls):
         warn_once(
             "Trinity's runs",
-            "every eid.run is 0, and experiences of one task and step have the same prompt: all those of a task count as "
-            "turns of one rollout. If they are several rollouts, let your workflow set eid.run = run_id_base + i.",
+            "every eid.run is 0, and experiences of one task and step have the same prompt: all those of a task count "
+            "as turns of one rollout. If they are several rollouts, let your workflow set eid.run = run_id_base + i.",
         )
     infos = [exp.info for exp in exps]
     if states.settings.config().needs_observation or states.settings.embedder == "identity":

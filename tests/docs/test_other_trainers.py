@@ -249,16 +249,15 @@ def check_tokens(rollouts, found):
 
 
 def test_nemo_rl(run, rollouts, tokenizer):
-    """compute_advantage(prompt_ids, rewards, mask, repeated_batch=, …) and messages at 7ea279a: [B, P], [B] and [B, S]."""
+    """compute_advantage(prompt_ids [B, P], rewards [B], mask [B, S], repeated_batch=, …) and messages at 7ea279a."""
     grpo = SimpleNamespace(GRPOAdvantageEstimator=object)
     run("NeMo-RL", nemo_rl__algorithms={"grpo": grpo})
     rows = rows_of(rollouts)
 
     def message(role, ids, text=""):
         written = torch.full((len(ids),), role == "assistant" and not text)
-        return {
-            "role": role, "token_ids": torch.tensor(ids), "content": text or tokenizer.decode(ids), "token_loss_mask": written
-        }  # fmt: skip
+        content = text or tokenizer.decode(ids)
+        return {"role": role, "token_ids": torch.tensor(ids), "content": content, "token_loss_mask": written}
 
     logs = [
         [message(*part) for pair in pairs for part in zip(("user", "assistant"), pair, strict=True)] for pairs in rows
