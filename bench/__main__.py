@@ -20,7 +20,7 @@ PROGRAMS = {
     "gpu": "the Triton and the CUDA backend on this machine's GPU; in a checkout only",
     "resources": "registers, spills and shared memory of the Triton kernels; needs no GPU",
     "cuda_resources": "registers, spills and shared memory of the CUDA kernels; needs nvcc, no GPU",
-    "sass": "instructions and modelled cycles of one decision of the CUDA scan; needs nvcc, no GPU",
+    "sass": "instructions and modelled cycles of the CUDA scan and of its workers; needs nvcc, no GPU",
     "eager": "host time of a call on a GPU, with nothing launched; needs no GPU",
     "bits": "digests of the CPU's results over random batches, to compare two builds",
     "drift": "an ε that follows the policy against a fixed one; a simulation, nothing is timed",

@@ -1,13 +1,14 @@
-"""What the chain of the CUDA scan costs, read off its machine code (`python -m bench sass`); no GPU takes part.
+"""What the CUDA scan costs, read off its machine code (`python -m bench sass`); no GPU takes part.
 
 One decision waits for the one before, so a group takes its records times one turn of the decision loop of
-csrc/cuda/clusters.cu.  The loop is found in what nvcc makes for sm_90a: the smallest one with a reciprocal square root,
-which a join needs.
-Counted is a turn that joins.  In each instruction the compiler has written how long the next one waits, which of six scoreboards it
-sets, and which it waits for: a model of cycles follows, of one warp by itself, with the latencies below.  They are published
-measurements of an H100 by others; the model has not been calibrated on a GPU and is good for comparing one version with another.
+csrc/cuda/clusters.cu, what lies between two panels, and more where the workers that prepare the next panel are slower.
+The loops are found in what nvcc makes for sm_90a: the decision loop is the smallest with a reciprocal square root,
+which a join needs; the workers' is the smallest that loads a product for each of 32 decisions.  In each instruction the
+compiler has written how long the next one waits, which of six scoreboards it sets, and which it waits for: a model of
+cycles follows, of one warp by itself, with the latencies below.  They are published measurements of an H100 by others;
+the model has not been calibrated on a GPU and is good for comparing one version with another.
 
-A load from global memory that is waited for inside the loop would stand in the chain: those are named.
+A load from global memory that is waited for inside the decision loop would stand in the chain: those are named.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +33,11 @@ CLOCK_GHZ = 1.98  # of an H100's multiprocessors at most
 # Cycles until a result that a scoreboard watches is there.
 LATENCY = {
     "LDG": 270,  # from the L2 cache, where the Gram matrix has just been written
-    "LD": 270, "LDC": 40, "LDS": 29, "SHFL": 24, "REDUX": 28, "MUFU": 22, "FLO": 14, "POPC": 14, "BREV": 14, "I2F": 14,
+    "LD": 33, "LDC": 40, "LDS": 29, "SHFL": 24, "REDUX": 28, "MUFU": 22, "FLO": 14, "POPC": 14, "BREV": 14, "I2F": 14,
     "F2I": 14, "I2FP": 8, "R2UR": 12, "S2R": 24,
 }  # fmt: skip
-OTHER = 16  # of any other instruction with a scoreboard: stores until their operands are read, moves between kinds of registers
-GLOBAL = ("LDG", "LD")  # LD: the address may be anywhere
+OTHER = 16  # of any other instruction with a scoreboard: until operands are read, moves between kinds of registers
+GLOBAL = ("LDG", "LD")  # LD: the address may be anywhere; the workers' S is in shared memory
 
 _LINE = re.compile(
     r"/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\d+|@!?U?PT)\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;\s+/\* 0x([0-9a-f]{16}) \*/"
@@ -52,16 +54,12 @@ class Instruction:
     name: str  # LDG.E.64 …
     rest: str
     stall: int  # cycles until the next one at the earliest
-    sets: tuple[int, ...]  # scoreboards
+    sets: dict[int, int]  # cycles until it frees each scoreboard: of its result, and of its operands
     waits: tuple[int, ...]
 
     @property
     def kind(self) -> str:
         return self.name.split(".")[0]
-
-    @property
-    def latency(self) -> int:
-        return LATENCY.get(self.kind, OTHER)
 
     @property
     def goes_to(self) -> int | None:
@@ -93,7 +91,8 @@ def parse(text: str) -> dict[str, list[Instruction]]:
             at, guard, instruction, rest, _ = match.groups()
             high = int(second[1], 16)
             stall, wrote, read, waits = (high >> 41) & 15, (high >> 46) & 7, (high >> 49) & 7, (high >> 52) & 63
-            sets, waited = tuple(b for b in (wrote, read) if b < 6), tuple(b for b in range(6) if waits >> b & 1)
+            sets = {read: OTHER, wrote: LATENCY.get(instruction.split(".")[0], OTHER)}
+            sets, waited = {b: sets[b] for b in sets if b < 6}, tuple(b for b in range(6) if waits >> b & 1)
             found[name].append(Instruction(int(at, 16), guard or "", instruction, rest, stall, sets, waited))
     if not found:
         raise ValueError(f"no machine code in what cuobjdump says: {text[:300]!r}")
@@ -154,16 +153,38 @@ class Code:
                 todo += self.after[place]
         return seen
 
-    def turns(self, loop: Loop, avoid: frozenset[int]) -> Iterator[list[Instruction]]:
-        """The ways once round a loop that avoid some places."""
-        stack = [(loop.head, [self.instructions[loop.head]])]
-        while stack:
-            place, way = stack.pop()
-            for then in self.after[place]:
-                if then == loop.head:
-                    yield way
-                elif then in loop.body and then not in avoid and all(one.at != then for one in way):
-                    stack.append((then, [*way, self.instructions[then]]))
+    def way(
+        self, start: int, end: int, cost: Callable[[Instruction], int], within: Iterable[int], avoid: Iterable[int] = ()
+    ) -> list[Instruction]:
+        """The cheapest way from one instruction to another; inner loops once.  ValueError: there is none."""
+        best: dict[int, tuple[int, int]] = {}  # by place: the cost from there on, and where to go
+        order = {place: (place < start, place) for place in set(within).difference(avoid)}
+        for place in sorted(order, key=order.__getitem__, reverse=True):
+            ahead = [(0, then) if then == end else (best[then][0], then) for then in self.after[place]
+                     if then == end or (then in best and order[then] > order[place])]  # fmt: skip
+            if ahead:
+                rest, then = min(ahead)
+                best[place] = rest + cost(self.instructions[place]), then
+        if start not in best:
+            raise ValueError(f"no way leads from {start:04x} to {end:04x}")
+        way = [start]
+        while best[way[-1]][1] != end:
+            way.append(best[way[-1]][1])
+        return [self.instructions[place] for place in way]
+
+
+def quick(one: Instruction) -> int:
+    """Cycles until the next instruction, without what it waits for."""
+    return max(one.stall, 1)
+
+
+def slow(one: Instruction) -> int:
+    return -quick(one)
+
+
+def through(*kinds: str, but: str = "") -> Callable[[Instruction], int]:
+    """The cost of a quick way through as many instructions of some kinds as possible, and as few of another."""
+    return lambda one: quick(one) - 10_000 * (one.kind in kinds) + 1_000_000 * (one.kind == but)
 
 
 @dataclass(frozen=True)
@@ -183,8 +204,8 @@ def cycles(way: Sequence[Instruction], *, latency: bool = True) -> int:
         starts.append(now)
         for one in way:
             now = max([now, *(ready[b] for b in one.waits)])
-            for b in one.sets:
-                ready[b] = max(ready[b], now + (one.latency if latency else 0))
+            for b, after in one.sets.items():
+                ready[b] = max(ready[b], now + (after if latency else 0))
             now += max(one.stall, 1)
     return starts[-1] - starts[-2]
 
@@ -196,18 +217,18 @@ def waited_loads(way: Sequence[Instruction]) -> list[str]:
         if one.kind not in GLOBAL:
             continue
         for n, other in enumerate([*way[i + 1 :], *way[:i]], 1):
-            if set(one.sets[:1]) & set(other.waits):
+            if set(one.sets) & set(other.waits):
                 found.append(f"{one}, waited for {n} instructions later by {other}")
                 break
     return found
 
 
 def decision_loop(instructions: Sequence[Instruction]) -> tuple[Loop, Turn]:
-    """The loop and its longest turn with a join, but for calls and loops inside.  ValueError where there is none."""
+    """The loop and its slowest turn with a join, but for calls and loops inside.  ValueError where there is none."""
     code = Code.of(instructions)
     loops = code.loops()
 
-    def joins(places: frozenset[int]) -> bool:
+    def joins(places: Iterable[int]) -> bool:
         return any(code.instructions[place].name.startswith("MUFU.RSQ") for place in places)
 
     found = [loop for loop in loops if joins(loop.body)]
@@ -216,13 +237,88 @@ def decision_loop(instructions: Sequence[Instruction]) -> tuple[Loop, Turn]:
     loop = found[0]
     inside = [other.body for other in loops if other.body < loop.body and not joins(other.body)]
     calls = {place for place in loop.body if code.instructions[place].kind == "CALL"}
-    ways = [
-        way for way in code.turns(loop, frozenset().union(*inside, calls)) if joins(frozenset(one.at for one in way))
-    ]
-    if not ways:
+    way = code.way(loop.head, loop.head, slow, loop.body, frozenset().union(*inside, calls))
+    if not joins(one.at for one in way):
         raise ValueError("no turn of the decision loop joins")
-    way = max(ways, key=len)
     return loop, Turn(way, cycles(way), cycles(way, latency=False), waited_loads(way))
+
+
+PANEL, WORKERS, BUSY, AT_ONCE = 32, 12, 4, 5  # csrc/cuda/clusters.cu; BUSY: workers of a scheduler
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Cycles of the scan's parts, and instructions where others want the same scheduler."""
+
+    join: int  # of a record that joins
+    seed: int  # of one that begins a cluster
+    around: int  # of the warp that decides, between two panels
+    own: int  # of a worker that applies up to eight of a panel's own decisions, meanwhile
+    look: tuple[int, int]  # of a worker that looks at 160 decisions, and the instructions
+    single: tuple[int, int]  # that applies 32 of its only cluster
+    several: tuple[int, int]  # that sorts 32 before, and finds one cluster
+    mixed: tuple[int, int]  # and finds 32 clusters
+
+    @classmethod
+    def of(cls, instructions: Sequence[Instruction]) -> Scan:
+        """ValueError where the machine code has no such parts."""
+        code, (loop, turn) = Code.of(instructions), decision_loop(instructions)
+        loops = code.loops()
+
+        def kinds(places: Iterable[int]) -> Counter[str]:
+            return Counter(code.instructions[place].kind for place in places)
+
+        def panel_of(inner: Loop) -> frozenset[int]:
+            """The loop over panels around a loop."""
+            return next(
+                (one.body for one in loops if inner.body < one.body and kinds(one.body)["BAR"] == 2), frozenset()
+            )
+
+        def barriers(body: frozenset[int]) -> list[int]:
+            return [place for place in sorted(body) if code.instructions[place].kind == "BAR"]
+
+        def cost(way: list[Instruction]) -> tuple[int, int]:
+            return cycles(way), len(way)
+
+        work = next((one for one in loops if kinds(one.body)["LDG"] >= PANEL and "MUFU" not in kinds(one.body)), None)
+        outer = next((one for one in loops if work and work.body < one.body), None)
+        again = next((one for one in loops if loop.body < one.body), None)
+        if not (work and outer and again and panel_of(loop) and panel_of(work)):
+            raise ValueError("no loop of this kernel loads a product for each of 32 decisions")
+        joins = {place for place in loop.body if code.instructions[place].name.startswith("MUFU.RSQ")}
+        decides, works = panel_of(loop), panel_of(work)
+        (begin, end), (before, after) = barriers(decides), barriers(works)
+        none, all_own = (cycles(code.way(after, before, through(*some), works)) for some in (("STS",), ("STS", "FFMA")))
+        return cls(
+            join=turn.cycles,
+            seed=cycles(code.way(again.head, again.head, slow, again.body, joins)),
+            around=cycles(code.way(begin, loop.head, quick, decides))
+            + cycles(code.way(loop.head, end, quick, decides, joins)),
+            own=none + (all_own - none) // (PANEL // 8),
+            look=cost(code.way(outer.head, outer.head, through("LDG", but="SHFL"), outer.body)),
+            single=cost(code.way(work.head, work.head, through("LDG", "FFMA", "STS", but="ST"), work.body)),
+            several=cost(code.way(work.head, work.head, through("LDG", "FFMA", "STS", "SHFL", but="ST"), work.body)),
+            mixed=cost(code.way(work.head, work.head, slow, work.body)),
+        )
+
+    def panel(self, n: int, before: int, clusters: int, largest: float) -> tuple[float, float]:
+        """Cycles of the chain and of the slowest workers in a panel of n records; one cluster has a share of all."""
+        workers = WORKERS - (largest > 0)
+        others, one = (1 - largest) * before / workers / PANEL, largest * before / PANEL
+        looks = before / PANEL / AT_ONCE
+        begins = min(clusters / workers / PANEL, 1)  # of a batch: where another cluster's decisions begin
+
+        def spent(batches: float, i: int) -> float:
+            return looks * self.look[i] + batches * (self.several[i] + begins * (self.mixed[i] - self.several[i]))
+
+        alone = max(spent(others, 0), looks * self.look[0] + one * self.single[0])
+        return n * self.join, max(alone, BUSY * spent(others, 1))
+
+    def record(self, n: int, clusters: int, largest: float) -> float:
+        """Cycles of a record in a group of n."""
+        panels = [self.panel(min(PANEL, n - before), before, clusters, largest) for before in range(0, n, PANEL)]
+        slowest = sum(max(panel) for panel in panels[:-1]) + panels[-1][0]
+        return (slowest + (len(panels) - 1) * (self.around + self.own) + clusters * (self.seed - self.join)) / n
 
 
 def read(cubin: Path | None = None, kernel: str = "scan_groups") -> list[Instruction]:
@@ -239,13 +335,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the count and the model; exit status 1 where a turn waits for global memory."""
     parser = argparse.ArgumentParser(
         prog="bench sass",
-        description="Instructions and modelled cycles of one decision of the CUDA scan; needs nvcc, no GPU.",
+        description="Instructions and modelled cycles of the CUDA scan and of its workers; needs nvcc, no GPU.",
     )
     parser.add_argument("--cubin", type=Path, metavar="FILE", help="read this one instead of compiling")
     parser.add_argument("--kernel", default="scan_groups", help="default: scan_groups")
     parser.add_argument("--list", action="store_true", help="print the turn's instructions")
     arguments = parser.parse_args(argv)
     instructions = read(arguments.cubin, arguments.kernel)
+    scan = Scan.of(instructions)
     loop, turn = decision_loop(instructions)
     for one in turn.instructions if arguments.list else ():
         sets, waits = ("".join(map(str, some)) for some in (one.sets, one.waits))
@@ -253,8 +350,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     spilled = [str(one) for one in instructions if one.kind in ("LDL", "STL")]
     sys.stdout.write(
         f"decision loop of {arguments.kernel} at {loop.head:04x}: {len(turn.instructions)} instructions for a join,\n"
-        f"{turn.cycles} cycles by the model ({turn.cycles / CLOCK_GHZ:.0f} ns at {CLOCK_GHZ} GHz), {turn.no_memory} if loads "
-        f"and special functions took none\nloads from global memory that are waited for: {turn.waited or 'none'}\n"
-        f"spills: {spilled or 'none'}\n"
+        f"{turn.cycles} cycles by the model ({turn.cycles / CLOCK_GHZ:.0f} ns at {CLOCK_GHZ} GHz), "
+        f"{turn.no_memory} if loads and special functions took none\n"
+        f"loads from global memory that are waited for: {turn.waited or 'none'}\n"
+        f"spills: {spilled or 'none'}\n{scan}\n"
     )
+    for n, clusters, largest in itertools.product((400, 2048), (16, 100), (0, 0.6)):
+        ns = scan.record(n, clusters, largest) / CLOCK_GHZ
+        sys.stdout.write(
+            f"{n} records, {clusters} clusters, {largest:.0%} in one, others of one size: {ns:.0f} ns a record\n"
+        )
     return int(bool(turn.waited or spilled))

@@ -269,7 +269,7 @@ BIPACE_DEVICE uint64_t hash_first_ids(const Row& row, int64_t n, uint8_t* ring) 
     const int64_t mine = column + gpu::lane();
     const bool is_valid = row.is_valid(mine);
     const uint32_t valid = gpu::ballot(is_valid);
-    const int64_t rank = taken + gpu::count_bits(valid & ((1u << gpu::lane()) - 1));
+    const int64_t rank = taken + gpu::count_below(valid, gpu::lane());
     if (is_valid && rank < n) {
       *reinterpret_cast<uint64_t*>(ring + (8 * rank & (kRing - 1))) = static_cast<uint64_t>(row.id(mine));
     }

@@ -10,13 +10,14 @@
 // and a seed sets S[k, ·] = G[i, ·].  The plain form r(aS + bG) drifts linearly in float32 (1.5e-4 at 8,192 members);
 // the increment form does not.
 //
-// A block of threads takes one group under one ε, panel by panel of 32 records.  S exists for two panels at a time, in
-// shared memory: while warp 0 decides a panel's records, the others compute S of the next panel from all known
-// decisions and G, which is read once; then all warps add the panel's own decisions.  So S is not stored, a sweep costs
-// no memory, and only the 32 columns of a panel are in the chain from one decision to the next.
+// A block of threads takes one group under one ε, panel by panel of 32 records.  S exists for two panels at a time:
+// while warp 0 decides a panel's records, the workers compute S of the next panel from all decisions before this one
+// and G, which is read once; then they add the panel's own decisions.  So S is not stored, a sweep costs no memory, and
+// only the 32 columns of a panel are in the chain from one decision to the next.
 //
-// That chain is what a group takes, so up to kFew clusters it has a loop of its own, decide_few: all it reads is in
-// shared memory, brought there a panel ahead by the other warps.  `python -m bench sass` counts its instructions.
+// That chain is what a group takes, so up to kFew clusters it has a loop of its own, join_few: all it reads is in
+// shared memory, brought there a panel ahead.  A worker has clusters of its own and applies their decisions in order,
+// so no worker waits for another.  `python -m bench sass` counts the instructions of both.
 #include "common/greedy.h"
 #include "cuda/arguments.h"
 #include "cuda/intrinsics.h"
@@ -24,19 +25,28 @@
 namespace bipace {
 namespace {
 
-constexpr int kWarps = 16, kThreads = kWarps * gpu::kWarp;
-constexpr int kWorkers = kWarps - 1, kWorkerThreads = kWorkers * gpu::kWarp;
-constexpr int kWorkerBarrier = 1;
-constexpr int kPanel = 32;      // records decided before others follow: a lane each
-constexpr int kChunk = 64;      // decisions whose rows of G are brought in together
-constexpr int kNowhere = -1;    // instead of a cluster: the record affects no other
-constexpr float kSeed = -1.0f;  // d of a record that begins a cluster; no join has it, for a > 0
-constexpr int kFew = 128;       // clusters whose decisions take the short way: four to a lane
-// S of a panel that begins with kFew clusters at most, in shared memory: room for 64 more, lanes' four values in a
-// piece. Two rows are read beyond the last record, and ignored.
-constexpr int kFewPitch = 196, kFewRows = kPanel + 2;
+// Four schedulers serve a block's warps in turn.  The first one's are warp 0, which decides, and three that help it and
+// have little to do; those of the others are workers.
+constexpr int kWarps = 16, kThreads = kWarps * gpu::kWarp, kSchedulers = 4;
+constexpr int kHelpers = kWarps / kSchedulers - 1, kWorkers = kWarps - 1 - kHelpers;
+constexpr int kPanel = gpu::kWarp;              // records decided before others follow: a lane each
+constexpr int kAtOnce = 5;                      // panels' decisions that a worker looks at together
+constexpr int kQueue = (kAtOnce + 1) * kPanel;  // and that wait for it, with fewer than 32 that it has left
+constexpr int kNowhere = -1;                    // instead of a cluster: the record affects no other
+constexpr float kSeed = -1.0f;                  // d of a record that begins a cluster; no join has it, for a > 0
+constexpr int kFew = 128;                       // clusters whose decisions take the short way: four to a lane
+// S of a panel that begins with kFew clusters at most, in shared memory: a row to a record, with room for 64 more. Odd,
+// so that a cluster's values for 32 records lie in 32 banks.  Two rows are read beyond the last record, and ignored.
+constexpr int kFewPitch = 193, kFewRows = kPanel + 2;
 constexpr float kAbsent = -2.0f;  // S of a cluster that is not there: below every cosine, and finite
-constexpr int kBalanced = 1024;   // clusters that are dealt to workers by size; those beyond by number
+
+// Where a cluster stands in such a row: of the first kFew, lane l of a warp has 4 (31 − l) and the three after it, one
+// in each 32 values.  So a lane's four are read without conflicts, and the highest bit of a ballot is the oldest.
+BIPACE_DEVICE int place_of(int cluster, bool few) {
+  return few && cluster < kFew ? cluster % 4 * gpu::kWarp + gpu::kWarp - 1 - cluster / 4 : cluster;
+}
+// The cluster of a place below kFew.
+BIPACE_DEVICE int cluster_at(int place) { return (gpu::kWarp - 1 - place % gpu::kWarp) * 4 + place / gpu::kWarp; }
 
 // An int32 that compares as the float32 does: a maximum of integers takes one instruction per warp.
 BIPACE_DEVICE int32_t in_order(float value) {
@@ -49,15 +59,15 @@ BIPACE_DEVICE float from_order(int32_t key) {
 BIPACE_DEVICE float warp_most(float value) { return from_order(gpu::warp_max(in_order(value))); }
 
 // The oldest cluster with s ≥ s* − τ, or, where s* < lowest, `count`: a new one.  By a warp.
-BIPACE_DEVICE int decide(const float* similar, int count, float lowest) {  // S[·, i]
+BIPACE_DEVICE int decide(const float* similar, bool few, int count, float lowest) {  // S[·, i]
   const int l = gpu::lane();
   float best = kAbsent;
-  for (int k = l; k < count; k += gpu::kWarp) best = max(best, similar[k]);
+  for (int k = l; k < count; k += gpu::kWarp) best = max(best, similar[place_of(k, few)]);
   const float most = warp_most(best);
   if (!(most >= lowest)) return count;
   const float near = most - static_cast<float>(kBand);
   for (int base = 0; base < count; base += gpu::kWarp) {
-    const uint32_t found = gpu::ballot(base + l < count && similar[base + l] >= near);
+    const uint32_t found = gpu::ballot(base + l < count && similar[place_of(base + l, few)] >= near);
     if (found) return base + gpu::lowest_bit(found);
   }
   return count;
@@ -72,20 +82,42 @@ BIPACE_DEVICE Join<float> join_quickly(float b, float s, float lack) {
   return {gpu::fma_rn(q * r, gpu::reciprocal_quick(gpu::fma_rn(left, r, 1.0f)), -weight), weight};
 }
 
-// S[k, j] after a join; a seed is one with change = kSeed, weight = 1 and 0 before.
-BIPACE_DEVICE float moved(float before, float product, float change, float weight) {
-  return before + gpu::fma_rn(change, before, weight * product);
-}
+// S[k, j] after a join, where `pull` is weight · product; a seed is one with change = kSeed, weight = 1 and 0 before.
+BIPACE_DEVICE float moved(float before, float change, float pull) { return before + gpu::fma_rn(change, before, pull); }
 
-// Of one decision, as it is kept for the panels to come.
-struct Decisions {
-  int32_t* joined;  // [room] the cluster, or kNowhere
-  float* change;    // [room] d, or kSeed
-  float* weight;    // [room] w
-  int32_t* leader;  // [room] of cluster k: the record of the group that began it
-  float* next;      // [room] of cluster k: the number m of the member that joins next; while there are kFew clusters at
-                    // most both stand in shared memory
-  float* share;     // [room] of cluster k: 1 / m, a division that the chain need not wait for
+// What a decision does to its cluster.
+struct alignas(8) Change {
+  float change, weight;  // d, or kSeed; w / ‖x‖
+};
+
+// Decisions as they are kept for the panels to come, of a group or of one panel.
+struct Made {
+  int32_t* joined;  // the cluster, or kNowhere
+  Change* changes;
+};
+
+// A decision of a batch that is applied, read in one access.
+struct alignas(16) Entry {
+  int32_t place;  // the cluster's
+  float change, weight;
+  int32_t row;  // of its product
+};
+
+// A decision that a worker is about to take: its cluster's place, and where it and its product are.
+struct Waiting {
+  int32_t place, row;
+};
+
+struct Picked {
+  Waiting waiting;
+  Change change;
+};
+
+// Of a group's clusters, once there are more than kFew; until then both numbers stand in shared memory.
+struct Clusters {
+  int32_t* leader;  // the record of the group that began it
+  float* next;      // the number m of the member that joins next
+  float* share;     // 1 / m, a division that the chain need not wait for
 };
 
 // What a record's decision was: a lane has one while its panel is decided.
@@ -103,30 +135,32 @@ struct Ahead {
   float lack, product;
 };
 
-// Products of a panel's unit rows: of record t with l at t · 32 + l, for t ≤ l.
+// What is known of a panel's records before they are decided.
 struct Panel {
-  float products[kPanel * kPanel];
+  float products[kPanel * kPanel];  // of the unit rows: of record t with l at t · 32 + l, for t ≤ l
   Ahead ahead[kPanel];
+  float reciprocal[kPanel];
+  uint32_t usable[4];  // a bit each; three to keep what follows on 16 bytes
 };
 
-// A chunk of decisions in shared memory, with the rows of G at the panel's columns.
-struct Stage {
-  float products[kChunk * kPanel];
-  int32_t joined[kChunk];
-  int32_t worker[kChunk];  // the warp whose decision it is
-  float change[kChunk];
-  float weight[kChunk];  // w / ‖x‖
+// The decisions of the panel, and rows of G at the next panel's columns.
+struct Own {
+  float products[kPanel * kPanel];
+  int32_t joined[kPanel];
+  Change changes[kPanel];
 };
 
 // All that stands in shared memory before S.
 struct Shared {
-  Stage stages[3];  // two for the decisions before a panel, one for the panel's own
+  Own own;
   Panel panels[2];
-  Share shares[kFew];         // of cluster k, while there are kFew at most
-  uint8_t worker[kBalanced];  // of cluster k: which of the other warps makes its S
-  int32_t count[4];           // clusters so far; three to keep what follows on 16 bytes
+  Entry batches[kWorkers][2][gpu::kWarp];
+  Waiting queues[kWorkers][kQueue];
+  Share shares[kFew];           // by a cluster's place, while there are kFew at most
+  int32_t first[kWorkers + 1];  // a worker's clusters: from its first to the next one's
+  int32_t count[3];             // clusters so far; two to keep what follows on 16 bytes
 };
-static_assert(sizeof(Shared) == 38416, "bipace_kernels/backends/cuda/scan.py asks for as much");
+static_assert(sizeof(Shared) == 45280, "bipace_kernels/backends/cuda/scan.py asks for as much");
 
 struct Group {
   const float* gram;  // [pitch, pitch]
@@ -135,7 +169,8 @@ struct Group {
   const uint8_t* kind;      // [n]
   int64_t begin;            // its first record
   int n;
-  Decisions decided;
+  Made made;
+  Clusters clusters;
 };
 
 BIPACE_DEVICE Group group_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t slots) {
@@ -147,80 +182,175 @@ BIPACE_DEVICE Group group_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t
           a.kind + begin,
           begin,
           length < a.long_group ? static_cast<int>(length) : 0,
-          {reinterpret_cast<int32_t*>(scratch), reinterpret_cast<float*>(scratch + a.side),
-           reinterpret_cast<float*>(scratch + 2 * a.side), reinterpret_cast<int32_t*>(scratch + 3 * a.side),
-           reinterpret_cast<float*>(scratch + 4 * a.side), reinterpret_cast<float*>(scratch + 5 * a.side)}};
+          {reinterpret_cast<int32_t*>(scratch + 2 * a.side), reinterpret_cast<Change*>(scratch)},
+          {reinterpret_cast<int32_t*>(scratch + 3 * a.side), reinterpret_cast<float*>(scratch + 4 * a.side),
+           reinterpret_cast<float*>(scratch + 5 * a.side)}};
 }
 
-// Asks for a chunk: decisions [first, first + rows) and G at the panel's columns.  By the workers, `t` of them this.
-BIPACE_DEVICE void ask(Stage& stage, const Group& g, int first, int rows, int panel, int t) {
-  for (int i = t; i < rows * (kPanel / 4); i += kWorkerThreads) {
-    const int r = i / (kPanel / 4), c = i % (kPanel / 4) * 4;
-    gpu::copy_async(stage.products + r * kPanel + c, g.gram + (first + r) * g.pitch + panel + c, 16);
+// Up to 32 decisions, sorted by cluster and in order within one.
+struct Batch {
+  uint32_t count;
+  uint32_t row;     // of the lane's decision: where its products are
+  uint32_t begins;  // a bit where another cluster's begin
+  uint32_t at;      // the first one's address
+};
+
+// S of a panel, as a worker changes it: a lane to a column.
+struct Work {
+  static constexpr uint32_t kSome = 8;  // decisions of a batch that are left out together
+  float* column;
+  bool few;
+  float reciprocal;              // of the column's record
+  Entry (*batches)[gpu::kWarp];  // two in turn
+  Waiting* queue;                // a ring
+
+  // Lets the lanes' decisions of one panel wait that are the worker's.
+  BIPACE_DEVICE void push(int cluster, bool mine, int row, uint32_t taken, uint32_t& queued) const {
+    const uint32_t found = gpu::ballot(mine);
+    if (mine) queue[(taken + queued + gpu::count_below(found, gpu::lane())) % kQueue] = {place_of(cluster, few), row};
+    queued += gpu::count_bits(found);
   }
-}
 
-// What goes with it; the decisions must have been made.  `worker`: of clusters below kBalanced.
-BIPACE_DEVICE void take_decisions(Stage& stage, const Group& g, int first, int rows, const uint8_t* worker, int t) {
-  for (int r = t; r < kChunk; r += kWorkerThreads) {
-    const bool inside = r < rows;
-    const int k = inside ? g.decided.joined[first + r] : kNowhere;
-    stage.joined[r] = k;
-    stage.worker[r] = k == kNowhere ? kNowhere : k < kBalanced ? worker[k] : k % kWorkers;
-    stage.change[r] = inside ? g.decided.change[first + r] : 0.0f;
-    stage.weight[r] = inside ? g.decided.weight[first + r] * g.reciprocal[first + r] : 0.0f;
+  // The lane's of the queue's decisions from the `taken`-th on.
+  BIPACE_DEVICE Picked pick(const Made& made, uint32_t taken, uint32_t count) const {
+    gpu::sync_warp();  // those of other lanes have been written
+    const Waiting waiting = queue[(taken + min(static_cast<uint32_t>(gpu::lane()), count - 1)) % kQueue];
+    return {waiting, made.changes[waiting.row]};
   }
-}
 
-// Applies the decisions of a chunk that are a worker's, in order, to S of a panel; a lane to a column.
-BIPACE_DEVICE void apply(const Stage& stage, int rows, float* similar, int64_t pitch, float reciprocal_j, int worker) {
-  const int l = gpu::lane();
-  float* const column = similar + l * pitch;
-  for (int base = 0; base < rows; base += gpu::kWarp) {
-    const int k_of_lane = stage.joined[base + l];
-    uint32_t mine = gpu::ballot(stage.worker[base + l] == worker);
-    while (mine) {
-      int r = gpu::lowest_bit(mine);
-      const int k = stage.joined[base + r];
-      uint32_t same = gpu::ballot(k_of_lane == k);  // its decisions, one after another
-      mine &= ~same;
-      float change = stage.change[base + r], weight = stage.weight[base + r];
-      float product = stage.products[(base + r) * kPanel + l];
-      float s = change == kSeed ? 0.0f : column[k];
-      while (same &= same - 1) {  // what the next one needs is asked for before this one is done
-        r = gpu::lowest_bit(same);
-        const float next_change = stage.change[base + r], next_weight = stage.weight[base + r];
-        const float next_product = stage.products[(base + r) * kPanel + l];
-        s = moved(s, product * reciprocal_j, change, weight);
-        change = next_change, weight = next_weight, product = next_product;
+  BIPACE_DEVICE Batch sorted(const Picked& picked, uint32_t taken, uint32_t count, bool one_cluster) const {
+    const uint32_t l = gpu::lane();
+    const Waiting& waiting = picked.waiting;
+    uint32_t rank = l;
+    if (!one_cluster) {
+      const uint32_t key = l < count ? waiting.place * gpu::kWarp + l : ~0u;
+      rank = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < gpu::kWarp; ++i) {
+        if (i % kSome == 0 && i >= count) break;
+        rank += gpu::shuffle(key, i) < key;
       }
-      column[k] = moved(s, product * reciprocal_j, change, weight);
+    }
+    Entry* const batch = batches[taken / gpu::kWarp % 2];
+    if (l < count) batch[rank] = {waiting.place, picked.change.change, picked.change.weight, waiting.row};
+    gpu::sync_warp();
+    if (count < gpu::kWarp) {  // beyond the last one there are decisions that change nothing
+      if (l >= count) batch[l] = {batch[count - 1].place, 0.0f, 0.0f, batch[count - 1].row};
+      gpu::sync_warp();
+    }
+    const bool begins = l == 0 || batch[l].place != batch[l - 1].place;
+    return {count, static_cast<uint32_t>(batch[l].row), gpu::ballot(begins), gpu::shared_address(batch)};
+  }
+
+  // Products of a batch with the column's record, each out of a row.
+  template <typename Product>
+  BIPACE_DEVICE void ask(float (&to)[gpu::kWarp], const Batch& batch, const Product& product) const {
+#pragma unroll
+    for (uint32_t i = 0; i < gpu::kWarp; ++i) {
+      if (i % kSome == 0 && i >= batch.count) break;
+      to[i] = product(gpu::shuffle(batch.row, i));
     }
   }
-}
 
-// All decisions before the `last` record on S of a panel, chunk by chunk: the next one is on its way while one is
-// applied.  By the workers, `t` of them this.
-BIPACE_DEVICE void apply_all(Shared& shared, const Group& g, int last, int panel, float* similar, int64_t pitch,
-                             float reciprocal_j, int t) {
-  const int chunks = (last + kChunk - 1) / kChunk;
-  for (int c = -1; c < chunks; ++c) {
-    if (c + 1 < chunks) {
-      const int from = (c + 1) * kChunk, rows = last - from < kChunk ? last - from : kChunk;
-      ask(shared.stages[(c + 1) % 2], g, from, rows, panel, t);
-      take_decisions(shared.stages[(c + 1) % 2], g, from, rows, shared.worker, t);
+  // Applies a batch in order.
+  BIPACE_DEVICE void apply(const float (&products)[gpu::kWarp], const Batch& batch) const {
+    constexpr uint32_t kAhead = 4;
+    float ahead[kAhead][4], s = 0.0f;
+    const auto load = [&](uint32_t i) {
+      gpu::load_shared(ahead[i % kAhead], batch.at + i % gpu::kWarp * sizeof(Entry));
+    };
+    const auto pull_of = [&](uint32_t i) { return ahead[i % kAhead][2] * (products[i] * reciprocal); };
+    float* at = column;
+#pragma unroll
+    for (uint32_t i = 0; i < kAhead && batch.count > 0; ++i) load(i);
+    // S of a cluster stays in a register while its decisions follow one another; in a batch they all do, so what a
+    // cluster finds there is asked for before others are done.
+    const auto apply_some = [&](uint32_t some, bool may_begin) {
+      float pull = pull_of(some), begun[kSome];
+      float* places[kSome];
+#pragma unroll
+      for (uint32_t i = 0; i < kSome && may_begin; ++i) {
+        const bool begins = batch.begins >> (some + i) & 1;
+        float place, change;
+        gpu::load_shared(place, change, batch.at + (some + i) * sizeof(Entry));
+        places[i] = column + static_cast<int>(gpu::bits_of(place));
+        begun[i] = begins && change != kSeed ? *places[i] : 0.0f;
+      }
+#pragma unroll
+      for (uint32_t i = some; i < some + kSome; ++i) {
+        const float change = ahead[i % kAhead][1], pull_now = pull;
+        load(i + kAhead);
+        if (i + 1 < some + kSome) pull = pull_of(i + 1);  // before S needs it
+        if (may_begin && (batch.begins >> i & 1)) {
+          if (i > 0) *at = s;
+          at = places[i - some];
+          s = begun[i - some];
+        }
+        s = moved(s, change, pull_now);
+      }
+    };
+#pragma unroll
+    for (uint32_t some = 0; some < gpu::kWarp; some += kSome) {
+      if (some < batch.count && (batch.begins >> some & 0xFF) == 0) {
+        apply_some(some, false);
+      } else if (some < batch.count) {
+        apply_some(some, true);
+      }
     }
-    gpu::copy_commit();  // an empty group where there is nothing more, so that their count stays
-    if (c < 0) continue;
-    gpu::copy_wait<1>();
-    gpu::sync_some(kWorkerBarrier, kWorkerThreads);
-    apply(shared.stages[c % 2], kChunk, similar, pitch, reciprocal_j, t / gpu::kWarp);
-    gpu::sync_some(kWorkerBarrier, kWorkerThreads);  // before the stage is filled anew
+    if (batch.count > 0) *at = s;
   }
-  gpu::copy_wait<0>();
-}
 
-// Brings the products of a panel's records in.  By `threads` threads, `t` of them this.
+  // Applies all decisions before the `last` record of a worker's clusters, [first, beyond), to S of a panel.
+  BIPACE_DEVICE void apply_before(const Group& g, int first, int beyond, int last, int panel) const {
+    if (first >= beyond) return;
+    constexpr int kStride = kAtOnce * gpu::kWarp;
+    const int l = gpu::lane();
+    const float* const column_of_rows = g.gram + panel + l;
+    const uint32_t row_bytes = static_cast<uint32_t>(g.pitch * 4);
+    const auto product = [&](uint32_t row) { return gpu::load_of_row(column_of_rows, row, row_bytes); };
+    const auto joined = [&](int i) { return i < last ? g.made.joined[i] : kNowhere; };
+    const Batch none = {0, 0, 0, 0};
+    Batch ready = none;
+    uint32_t taken = 0, queued = 0;
+    int ahead[kAtOnce];
+    float products[gpu::kWarp];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) ahead[i] = joined(i * gpu::kWarp + l);
+    for (int base = 0; base < last; base += kStride) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = base + i * gpu::kWarp + l;
+        push(ahead[i], first <= ahead[i] && ahead[i] < beyond, at, taken, queued);
+        ahead[i] = joined(at + kStride);
+      }
+      while (queued >= gpu::kWarp || (base + kStride >= last && queued + ready.count > 0)) {
+        const uint32_t count = min(queued, static_cast<uint32_t>(gpu::kWarp));
+        // The changes and the products are on their way together.
+        const Picked picked = count > 0 ? pick(g.made, taken, count) : Picked{};
+        ask(products, ready, product);
+        const Batch next = count > 0 ? sorted(picked, taken, count, beyond - first == 1) : none;
+        taken += gpu::kWarp, queued -= count;
+        apply(products, ready);
+        ready = next;
+      }
+    }
+  }
+
+  // Applies the panel's own decisions, each cluster's by one worker.
+  BIPACE_DEVICE void apply_own(Own& own, int worker) const {
+    const int k = own.joined[gpu::lane()];
+    uint32_t count = 0;
+    push(k, k != kNowhere && k % kWorkers == worker, gpu::lane(), 0, count);
+    if (count == 0) return;
+    const auto product = [&](uint32_t row) { return own.products[row * kPanel + gpu::lane()]; };
+    const Batch batch = sorted(pick({own.joined, own.changes}, 0, count), 0, count, false);
+    float products[gpu::kWarp];
+    ask(products, batch, product);
+    apply(products, batch);
+  }
+};
+
+// Brings in what is known of a panel's records.  By `threads` threads, `t` of them this.
 BIPACE_DEVICE void bring_panel(Panel& to, const Group& g, int panel, int t, int threads) {
   for (int i = t; i < kPanel * kPanel; i += threads) {
     const int r = i / kPanel, c = i % kPanel;
@@ -233,6 +363,21 @@ BIPACE_DEVICE void bring_panel(Panel& to, const Group& g, int panel, int t, int 
     if (c == r + 1) to.ahead[r].product = product;
     if (i + 1 == kPanel * kPanel) to.ahead[r].product = 0.0f;
   }
+  if (t < kPanel) {
+    const bool inside = panel + t < g.n;
+    to.reciprocal[t] = inside ? g.reciprocal[panel + t] : 0.0f;
+    const uint32_t usable = gpu::ballot(inside && g.kind[panel + t] == 0);
+    if (t == 0) to.usable[0] = usable;
+  }
+}
+
+// Asks for rows of G of a panel at the columns of the next.  By the helpers, `t` of their threads this.
+BIPACE_DEVICE void ask_own(Own& own, const Group& g, int panel, int t) {
+  for (int i = t; i < kPanel * (kPanel / 4); i += kHelpers * gpu::kWarp) {
+    const int r = i / (kPanel / 4), c = i % (kPanel / 4) * 4;
+    gpu::copy_async(own.products + r * kPanel + c, g.gram + (panel + r) * g.pitch + panel + kPanel + c, 16);
+  }
+  gpu::copy_commit();
 }
 
 // Where a block keeps S of two panels: in shared memory where all clusters fit, else in memory.
@@ -242,14 +387,15 @@ struct Room {
   float* far;   // [2, kPanel, far_pitch]
   int64_t capacity, far_pitch;
 
-  // S of the turn-th panel, `known` clusters being there at the beginning of the one before: there may be up to 32 more
+  // S of a panel, `known` clusters being there at the beginning of the one before: there may be up to 32 more
   // by that one's end, and 32 more by its own.
   BIPACE_DEVICE bool fits(int known) const { return known + 2 * kPanel <= capacity; }
-  // Whether a panel's S has the layout of decide_few; while `known` clusters are there now, it is decided by it.
+  // Whether a panel's S has the layout of join_few; while `known` clusters are there now, it is decided by it.
   BIPACE_DEVICE bool few(int known) const { return known <= kFew && capacity * kPanel >= kFewPitch * kFewRows; }
   BIPACE_DEVICE int64_t pitch(int known) const { return few(known) ? kFewPitch : fits(known) ? capacity : far_pitch; }
-  BIPACE_DEVICE float* similar(int turn, int known) const {
-    return fits(known) ? near + turn % 2 * kPanel * capacity : far + turn % 2 * kPanel * far_pitch;
+  BIPACE_DEVICE float* similar(int panel, int known) const {
+    const int second = panel / kPanel % 2 * kPanel;
+    return fits(known) ? near + second * capacity : far + second * far_pitch;
   }
 };
 
@@ -262,8 +408,7 @@ BIPACE_DEVICE Room room_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t s
 
 // Lets records [t, stop) of a panel join their clusters, up to the first that begins one: the record it comes to.  All
 // of them are usable, and there are kFew clusters at most.  By warp 0.  `similar`: where S stands in shared memory,
-// kFewPitch values to a record.  A lane has four clusters, the last lane the first ones: the highest bit of a ballot is
-// the oldest, for an instruction less than the lowest.
+// kFewPitch values to a record.  `mine` gets the cluster's place.
 //
 // While record t's cluster is sought, the row of t + 1 waits in registers: t's decision changes one number there, which
 // every lane computes for itself, and the maximum over all others is found meanwhile.
@@ -271,7 +416,7 @@ BIPACE_DEVICE int join_few(const Panel& panel, const Share* shares, uint32_t sim
                            Decision& mine) {
   constexpr uint32_t kRowBytes = kFewPitch * 4, kAheadBytes = sizeof(Ahead);
   // What comes out of a shuffle stays in a register: otherwise it is computed anew in every turn.
-  const int l = gpu::lane(), first = gpu::shuffle(4 * (gpu::kWarp - 1 - l), l);
+  const int l = gpu::shuffle(gpu::lane(), gpu::lane());
   const uint32_t column = gpu::shuffle(similar + l * kRowBytes, l);
   const uint32_t all_shares = gpu::shuffle(gpu::shared_address(shares), 0);
   const uint32_t ahead_first = gpu::shuffle(gpu::shared_address(panel.ahead), 0);
@@ -279,50 +424,54 @@ BIPACE_DEVICE int join_few(const Panel& panel, const Share* shares, uint32_t sim
   const uint32_t ahead_stop = ahead_first + stop * kAheadBytes;
   uint32_t ahead = ahead_first + t * kAheadBytes;
   uint32_t row = similar + t * kRowBytes;  // of record t
-  uint32_t lanes = row + first * 4;        // and this lane's clusters there
+  uint32_t lanes = row + l * 4;            // and this lane's clusters there
   uint32_t products = gpu::shared_address(panel.products + t * kPanel + l);
+  const auto load = [](float (&v)[4], uint32_t from) {
+#pragma unroll
+    for (uint32_t c = 0; c < 4; ++c) v[c] = gpu::load_shared(from + c * gpu::kWarp * 4);
+  };
   const auto most_of = [](const float (&v)[4]) { return max(max(v[0], v[1]), max(v[2], v[3])); };
   float v[4], next[4];
-  gpu::load_shared(v, lanes);
-  gpu::load_shared(next, lanes + kRowBytes);
+  load(v, lanes);
+  load(next, lanes + kRowBytes);
   float mine_most = most_of(v), most = warp_most(mine_most);
 #pragma unroll 1
   do {
     const float near = most - static_cast<float>(kBand);
-    int oldest = 3;
-    if (v[2] >= near) oldest = 2;
-    if (v[1] >= near) oldest = 1;
+    int oldest = 3 * gpu::kWarp;
+    if (v[2] >= near) oldest = 2 * gpu::kWarp;
+    if (v[1] >= near) oldest = gpu::kWarp;
     if (v[0] >= near) oldest = 0;
     const uint32_t found = gpu::ballot(mine_most >= near && most >= lowest);
     if (found == 0) break;
-    const int k = gpu::shuffle(first + oldest, gpu::highest_bit(found));
+    const int place = gpu::shuffle(oldest + l, gpu::highest_bit(found));
     float lack, product_ahead, b, m;
     const float product = gpu::load_shared(products);
     gpu::load_shared(lack, product_ahead, ahead);
-    const uint32_t at = row + k * 4, at_column = column + k * 4, at_share = all_shares + k * 8;
+    const uint32_t at = row + place * 4, at_column = column + place * 4, at_share = all_shares + place * 8;
     const float s = gpu::load_shared(at);
     gpu::load_shared(b, m, at_share);
     const float before_ahead = gpu::load_shared(at + kRowBytes), before = gpu::load_shared(at_column);
-    // Row t + 1 without cluster k, and then with it.
-    const uint32_t here = static_cast<uint32_t>(k - first);
+    // Row t + 1 without that cluster, and then with it.
+    const int here = place - l;
 #pragma unroll
-    for (uint32_t c = 0; c < 4; ++c) v[c] = here == c ? kAbsent : next[c];
+    for (int c = 0; c < 4; ++c) v[c] = here == c * gpu::kWarp ? kAbsent : next[c];
     mine_most = most_of(v);
-    most = warp_most(mine_most);
+    const int32_t most_of_others = gpu::warp_max(in_order(mine_most));
     const Join<float> step = join_quickly(b, s, lack);
-    const float moved_ahead = moved(before_ahead, product_ahead, step.change, step.weight);
-    most = max(most, moved_ahead);
+    const float moved_ahead = moved(before_ahead, step.change, step.weight * product_ahead);
 #pragma unroll
-    for (uint32_t c = 0; c < 4; ++c) v[c] = here == c ? moved_ahead : v[c];
-    mine_most = max(mine_most, here < 4 ? moved_ahead : kAbsent);
+    for (int c = 0; c < 4; ++c) v[c] = here == c * gpu::kWarp ? moved_ahead : v[c];
+    mine_most = max(mine_most, here % gpu::kWarp == 0 ? moved_ahead : kAbsent);
     gpu::sync_warp();  // everybody has read before anybody writes
-    gpu::store_shared(at_column, moved(before, product, step.change, step.weight));
+    gpu::store_shared(at_column, moved(before, step.change, step.weight * product));
     if (ahead == ahead_mine) {
       gpu::store_shared(at_share, gpu::reciprocal_quick(m + 1.0f), m + 1.0f);
-      mine = {k, step.change, step.weight};
+      mine = {place, step.change, step.weight};
     }
     gpu::sync_warp();
-    gpu::load_shared(next, lanes + 2 * kRowBytes);
+    load(next, lanes + 2 * kRowBytes);
+    most = max(from_order(most_of_others), moved_ahead);
     row += kRowBytes;
     lanes += kRowBytes;
     products += kPanel * 4;
@@ -347,149 +496,179 @@ BIPACE_DEVICE void decide_few(const Panel& panel, Share* shares, float* similar,
     if (count == kFew) return;
     const int k = count++;  // the record begins a cluster
     gpu::sync_warp();       // everybody has read before anybody writes
-    similar[l * kFewPitch + k] = panel.products[t * kPanel + l];
+    const int place = place_of(k, true);
+    similar[l * kFewPitch + place] = panel.products[t * kPanel + l];
     if (l == t) {
-      shares[k] = {0.5f, 2.0f};
+      shares[place] = {0.5f, 2.0f};
       leader[k] = first_record + t;
-      mine = {k, kSeed, 1.0f};
+      mine = {place, kSeed, 1.0f};
     }
     gpu::sync_warp();
   }
 }
 
 // The same for any number of clusters, wherever S stands.
-BIPACE_DEVICE void decide_many(const Panel& panel, const Decisions& decided, float* similar, int64_t pitch,
+BIPACE_DEVICE void decide_many(const Panel& panel, const Clusters& clusters, float* similar, bool few, int64_t pitch,
                                uint32_t usable, int width, float lowest, int first_record, int t, int& count,
                                Decision& mine) {
   const int l = gpu::lane();
   for (; t < width; ++t) {
     if ((usable >> t & 1) == 0) continue;
-    const int k = decide(similar + t * pitch, count, lowest);
+    const int k = decide(similar + t * pitch, few, count, lowest), place = place_of(k, few);
     Join<float> step = {kSeed, 1.0f};
     float before = 0.0f, m = 1.0f;
     if (k < count) {
-      m = decided.next[k];
-      before = similar[l * pitch + k];
-      step = join_quickly(decided.share[k], similar[t * pitch + k], panel.ahead[t].lack);
+      m = clusters.next[k];
+      before = similar[l * pitch + place];
+      step = join_quickly(clusters.share[k], similar[t * pitch + place], panel.ahead[t].lack);
     } else {
       ++count;
-      if (l == 0) decided.leader[k] = first_record + t;
+      if (l == 0) clusters.leader[k] = first_record + t;
     }
     gpu::sync_warp();  // everybody has read before anybody writes
-    similar[l * pitch + k] = moved(before, panel.products[t * kPanel + l], step.change, step.weight);
+    similar[l * pitch + place] = moved(before, step.change, step.weight * panel.products[t * kPanel + l]);
     if (l == 0) {
-      decided.next[k] = m + 1.0f;
-      decided.share[k] = gpu::reciprocal_quick(m + 1.0f);
+      clusters.next[k] = m + 1.0f;
+      clusters.share[k] = gpu::reciprocal_quick(m + 1.0f);
     }
     if (l == t) mine = {k, step.change, step.weight};
     gpu::sync_warp();
   }
 }
 
-// Decides a panel's records in order, by warp 0; leaves its decisions in memory and in the third stage.  `known`:
-// clusters at the beginning of the panel before, by which S of this one was laid out.
-BIPACE_DEVICE void decide_panel(const Group& g, const Room& room, int panel, int turn, int known, float lowest) {
-  const Panel& products = room.shared->panels[turn % 2];
+// The panel that is decided, clusters at its beginning, and at the beginning of the one before, by which its S was laid
+// out.
+struct Turn {
+  int panel, known, known_before;
+};
+
+// Decides a panel's records in order, by warp 0; leaves its decisions in memory, and in shared memory.
+BIPACE_DEVICE void decide_panel(const Group& g, const Room& room, const Turn& turn, float lowest) {
   Shared& shared = *room.shared;
+  const int panel = turn.panel, known = turn.known_before;
+  const Panel& products = shared.panels[panel / kPanel % 2];
   const int l = gpu::lane();
   // The compiler knows that what comes out of a shuffle is the same for all lanes, and that they have not parted.
   const int width = gpu::shuffle(g.n - panel < kPanel ? g.n - panel : kPanel, 0);
-  const uint32_t usable = gpu::ballot(l < width && g.kind[panel + l] == 0);
-  int count = gpu::shuffle(shared.count[0], 0), t = 0;
+  const uint32_t usable = gpu::shuffle(products.usable[0], 0);
+  int count = gpu::shuffle(turn.known, 0), t = 0;
   Decision mine = {kNowhere, 0.0f, 0.0f};
   if (room.few(count)) {
-    decide_few(products, shared.shares, room.similar(turn, known), usable, width, lowest, g.decided.leader, panel, t,
+    decide_few(products, shared.shares, room.similar(panel, known), usable, width, lowest, g.clusters.leader, panel, t,
                count, mine);
+    if (mine.joined != kNowhere) mine.joined = cluster_at(mine.joined);
     // From here on there are more, and their members are counted in memory.  The next record begins a cluster, and
     // barriers follow before anybody joins one.
     for (int k = l; t < width && k < count; k += gpu::kWarp) {
-      g.decided.share[k] = shared.shares[k].b;
-      g.decided.next[k] = shared.shares[k].m;
+      g.clusters.share[k] = shared.shares[place_of(k, true)].b;
+      g.clusters.next[k] = shared.shares[place_of(k, true)].m;
     }
   }
-  decide_many(products, g.decided, room.similar(turn, known), room.pitch(known), usable, width, lowest, panel, t, count,
-              mine);
-  Stage& stage = shared.stages[2];
-  stage.joined[l] = mine.joined;
-  stage.worker[l] = mine.joined == kNowhere ? kNowhere : mine.joined % kWarps;
-  stage.change[l] = mine.change;
-  stage.weight[l] = l < width ? mine.weight * g.reciprocal[panel + l] : 0.0f;
+  decide_many(products, g.clusters, room.similar(panel, known), room.few(known), room.pitch(known), usable, width,
+              lowest, panel, t, count, mine);
+  const float weight = mine.weight * products.reciprocal[l];
+  shared.own.joined[l] = mine.joined;
+  shared.own.changes[l] = {mine.change, weight};
   if (l < width) {
-    g.decided.joined[panel + l] = mine.joined;
-    g.decided.change[panel + l] = mine.change;
-    g.decided.weight[panel + l] = mine.weight;
+    g.made.joined[panel + l] = mine.joined;
+    g.made.changes[panel + l] = {mine.change, weight};
   }
   if (l == 0) shared.count[0] = count;
 }
 
-// Clusters that are not there yet, in a row of S: a warp to a row.
-BIPACE_DEVICE void leave_out(float* similar, int64_t pitch, int count, int warp) {
-  for (int j = warp; j < kPanel; j += kWarps) {
+// Clusters that are not there yet, in the rows of S: a warp to a row, `warp` of `warps` this.
+BIPACE_DEVICE void leave_out(float* similar, int count, int warp, int warps) {
+  for (int j = warp; j < kPanel; j += warps) {
 #pragma unroll
-    for (int c = 0; c < kFew; c += gpu::kWarp) {
-      const int k = c + gpu::lane();
-      if (k >= count) similar[j * pitch + k] = kAbsent;
+    for (int place = gpu::lane(); place < kFew; place += gpu::kWarp) {
+      if (cluster_at(place) >= count) similar[j * kFewPitch + place] = kAbsent;
     }
   }
 }
 
 // Deals clusters to workers by size: of all members in the order of clusters, the one in the middle of a cluster says
-// in which part of them it is.  So a large cluster has a worker to itself.  Members are those at the panel's beginning
-// or later: nothing depends on it but time.  By a warp.
-BIPACE_DEVICE void deal(const Room& room, const Decisions& decided, int count) {
-  Shared& shared = *room.shared;
-  const int l = gpu::lane(), some = count < kBalanced ? count : kBalanced;
-  const bool few = room.few(count);
-  const auto members = [&](int k) { return k < some ? (few ? shared.shares[k].m : decided.next[k]) - 1.0f : 0.0f; };
-  float all = 0.0f;
-  for (int k = l; k < some; k += gpu::kWarp) all += members(k);
-  for (int mask = gpu::kWarp / 2; mask > 0; mask /= 2) all += gpu::shuffle_xor(all, mask);
-  const float scale = static_cast<float>(kWorkers) / all;
-  float before = 0.0f;
-  for (int base = 0; base < some; base += gpu::kWarp) {
-    const float own = members(base + l);
-    float upto = own;
-    for (int by = 1; by < gpu::kWarp; by *= 2) {
-      const float other = gpu::shuffle_up(upto, by);
-      if (l >= by) upto += other;
-    }
-    const int worker = static_cast<int>((before + upto - 0.5f * own) * scale);
-    if (base + l < some) shared.worker[base + l] = static_cast<uint8_t>(worker < kWorkers ? worker : kWorkers - 1);
-    before += gpu::shuffle(upto, gpu::kWarp - 1);
+// in which part of them it is, so a large cluster has a worker to itself.  By a warp, an equal run of clusters to a
+// lane.
+BIPACE_DEVICE void deal(Shared& shared, const Clusters& clusters, bool few, int count) {
+  const int l = gpu::lane(), each = (count + gpu::kWarp - 1) / gpu::kWarp;
+  const int begin = min(l * each, count), end = min(begin + each, count);
+  const auto members = [&](int k) { return (few ? shared.shares[place_of(k, true)].m : clusters.next[k]) - 1.0f; };
+  float own = 0.0f;
+  for (int k = begin; k < end; ++k) own += members(k);
+  float upto = own;
+  for (int by = 1; by < gpu::kWarp; by *= 2) {
+    const float other = gpu::shuffle_up(upto, by);
+    if (l >= by) upto += other;
+  }
+  const float scale = static_cast<float>(kWorkers) / gpu::shuffle(upto, gpu::kWarp - 1);
+  const auto worker = [&](float middle) { return min(static_cast<int>(middle * scale), kWorkers - 1); };
+  float before = upto - own;
+  int found = begin > 0 ? worker(before - 0.5f * members(begin - 1)) : -1;  // the last worker whose first is known
+  for (int k = begin; k < end; ++k) {
+    const float size = members(k);
+    for (const int of = worker(before + 0.5f * size); found < of;) shared.first[++found] = k;
+    before += size;
+  }
+  if ((begin < end || l == 0) && end == count) {
+    while (found < kWorkers) shared.first[++found] = count;
   }
 }
 
-// Decides a group, by a block: a panel while S of the next one is made.
+// A warp's part of a group: `meanwhile` while a panel is decided, `after` once it has been, unless it is the last.
+template <typename Meanwhile, typename After>
+BIPACE_DEVICE void each_panel(const Group& g, const Shared& shared, const Meanwhile& meanwhile, const After& after) {
+  Turn turn = {0, 0, 0};
+  for (; turn.panel < g.n; turn.panel += kPanel) {
+    turn.known = shared.count[0];
+    gpu::sync_block();  // everybody has read it
+    meanwhile(turn);
+    gpu::sync_block();
+    if (turn.panel + kPanel < g.n) after(turn);
+    turn.known_before = turn.known;
+  }
+}
+
+// Decides a group, by a block: a panel while S of the next one is made.  Each warp comes to the block's barriers from a
+// loop of its own, so that none keeps in registers what others need.
 BIPACE_DEVICE void decide_group(const Group& g, const Room& room, float lowest) {
   Shared& shared = *room.shared;
   const int t = gpu::thread(), w = gpu::shuffle(gpu::warp(), 0), l = gpu::lane();
   if (t == 0) shared.count[0] = 0;
   bring_panel(shared.panels[0], g, 0, t, kThreads);
-  if (room.few(0)) leave_out(room.similar(0, 0), kFewPitch, 0, w);
+  if (room.few(0)) leave_out(room.similar(0, 0), 0, w, kWarps);
   gpu::sync_block();
-  int known_before = 0;  // clusters at the beginning of the panel before
-  for (int panel = 0; panel < g.n; panel += kPanel) {
-    const int next = panel + kPanel, turn = panel / kPanel, known = shared.count[0];
-    float* const similar = room.similar(turn + 1, known);
-    const int64_t pitch = room.pitch(known);
-    const float reciprocal_next = next + l < g.n ? g.reciprocal[next + l] : 0.0f;
-    gpu::sync_block();  // everybody has read the number of clusters
-    if (w == 0) {
-      decide_panel(g, room, panel, turn, known_before, lowest);
-    } else if (next < g.n) {
-      const int worker = t - gpu::kWarp;
-      ask(shared.stages[2], g, panel, kPanel, next, worker);
-      bring_panel(shared.panels[(turn + 1) % 2], g, next, worker, kWorkerThreads);
-      apply_all(shared, g, panel, next, similar, pitch, reciprocal_next, worker);
-    }
-    gpu::sync_block();
-    if (next < g.n) {
-      const int count = shared.count[0];
-      apply(shared.stages[2], kPanel, similar, pitch, reciprocal_next, w);
-      if (room.few(count)) leave_out(similar, pitch, count, w);
-      if (w == kWarps - 1) deal(room, g.decided, count);
-    }
-    known_before = known;
+  if (w == 0) {
+    each_panel(g, shared, [&](const Turn& turn) { decide_panel(g, room, turn, lowest); }, [](const Turn&) {});
+  } else if (w % kSchedulers == 0) {
+    const int helper = w / kSchedulers - 1, t_of_helpers = helper * gpu::kWarp + l;
+    each_panel(
+        g, shared,
+        [&](const Turn& turn) {
+          const int next = turn.panel + kPanel;
+          if (next >= g.n) return;
+          ask_own(shared.own, g, turn.panel, t_of_helpers);
+          bring_panel(shared.panels[next / kPanel % 2], g, next, t_of_helpers, kHelpers * gpu::kWarp);
+          if (room.few(turn.known)) leave_out(room.similar(next, turn.known), turn.known, helper, kHelpers);
+          gpu::copy_wait<0>();
+        },
+        [&](const Turn&) {
+          const int count = shared.count[0];
+          if (helper == 0) deal(shared, g.clusters, room.few(count), count);
+        });
+  } else {
+    const int worker = w - w / kSchedulers - 1;
+    Work work = {nullptr, false, 0.0f, shared.batches[worker], shared.queues[worker]};
+    each_panel(
+        g, shared,
+        [&](const Turn& turn) {
+          const int next = turn.panel + kPanel;
+          if (next >= g.n) return;
+          work.column = room.similar(next, turn.known) + l * room.pitch(turn.known);
+          work.few = room.few(turn.known);
+          work.reciprocal = next + l < g.n ? g.reciprocal[next + l] : 0.0f;
+          work.apply_before(g, shared.first[worker], shared.first[worker + 1], turn.panel, next);
+        },
+        [&](const Turn&) { work.apply_own(shared.own, worker); });
   }
 }
 
@@ -498,14 +677,14 @@ BIPACE_DEVICE void decide_group(const Group& g, const Room& room, float lowest) 
 // Blocks: (slots, E).
 BIPACE_KERNEL(scan_groups, ScanArgs, kThreads) {
   const int64_t slots = gpu::blocks(), slot = gpu::block(), e = gpu::block_y();
+  const Room room = room_of(a, slot, e, slots, gpu::shared_memory());
   const Group g = group_of(a, slot, e, slots);
   if (g.n == 0) return;
-  const float lowest = a.lowest ? a.lowest[e] : static_cast<float>(a.only_lowest);
-  decide_group(g, room_of(a, slot, e, slots, gpu::shared_memory()), lowest);
+  decide_group(g, room, a.lowest ? a.lowest[e] : static_cast<float>(a.only_lowest));
   int64_t* const first = a.first + e * a.first_stride + g.begin;
   for (int i = gpu::thread(); i < g.n; i += kThreads) {
-    const int k = g.decided.joined[i];
-    first[i] = g.kind[i] == 2 ? -1 : g.begin + (k < 0 ? i : g.decided.leader[k]);
+    const int k = g.made.joined[i];
+    first[i] = g.kind[i] == 2 ? -1 : g.begin + (k < 0 ? i : g.clusters.leader[k]);
   }
 }
 

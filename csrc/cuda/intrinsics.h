@@ -45,10 +45,6 @@ BIPACE_DEVICE int64_t blocks() { return gridDim.x; }
 // ---- barriers: every thread of the block, every lane of the warp, must arrive ---------------------------------------
 BIPACE_DEVICE void sync_block() { __syncthreads(); }
 BIPACE_DEVICE void sync_warp() { __syncwarp(); }
-// Some whole warps of the block; barriers 1 to 15 are theirs to number.
-BIPACE_DEVICE void sync_some(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 
 // ---- shared memory: as many bytes as the launch asked for, from a multiple of 1,024 on -----------------------------
 BIPACE_DEVICE unsigned char* shared_memory() {
@@ -99,6 +95,7 @@ BIPACE_DEVICE int32_t warp_max(int32_t value) { return __reduce_max_sync(kAllLan
 
 // ---- bits of a ballot -----------------------------------------------------------------------------------------------
 BIPACE_DEVICE int count_bits(uint32_t bits) { return __popc(bits); }
+BIPACE_DEVICE int count_below(uint32_t bits, int lane) { return __popc(bits & ((1u << lane) - 1u)); }
 BIPACE_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }  // -1: there is none
 BIPACE_DEVICE int highest_bit(uint32_t bits) { return 31 - __clz(static_cast<int>(bits)); }
 
@@ -127,6 +124,15 @@ BIPACE_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 BIPACE_DEVICE float from_f16(uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+// The same element of another row, of so many bytes, in memory that no kernel writes meanwhile.
+BIPACE_DEVICE float load_of_row(const float* first, uint32_t row, uint32_t bytes) {
+  float value;
+  asm("{.reg .b64 at; mad.wide.u32 at, %1, %2, %3; ld.global.f32 %0, [at];}"
+      : "=f"(value)
+      : "r"(row), "r"(bytes), "l"(first));
   return value;
 }
 

@@ -85,7 +85,6 @@ def test_words_of_nvrtc_are_told(tmp_path):
 SUMS = ", ".join(f"c[{i}]" for i in range(64))
 MMA = "{c[0],c[1],c[2],c[3]}, {a[0],a[1],a[2],a[3]}, {b0,b1}, {c[0],c[1],c[2],c[3]}"
 ASSEMBLY = [
-    "bar.sync barrier, threads",
     "ld.shared.f32 value, [at]",
     "ld.shared.v2.f32 {x, y}, [at]",
     "ld.shared.v4.f32 {v[0], v[1], v[2], v[3]}, [at]",
@@ -94,6 +93,7 @@ ASSEMBLY = [
     "rsqrt.approx.ftz.f32 value, a",
     "rcp.approx.ftz.f32 value, a",
     "cvt.f32.f16 value, bits",
+    "{.reg .b64 at; mad.wide.u32 at, row, bytes, first; ld.global.f32 value, [at];}",
     "cp.async.cg.shared.global [to], [from], 16, bytes",  # of 16 bytes the first ones are read, the rest are zeros
     "cp.async.commit_group",
     "cp.async.wait_group pending",

@@ -1,4 +1,4 @@
-"""The decision loop of the CUDA scan in machine code: short, nothing spilled, no wait for global memory."""
+"""The CUDA scan in machine code: decisions are short and wait for no memory, workers keep up, nothing is spilled."""
 
 import benchmarks
 import pytest
@@ -51,6 +51,32 @@ def test_words_that_are_not_machine_code():
         sass.parse("cuobjdump fatal")
     with pytest.raises(ValueError, match="no loop of this kernel"):
         sass.decision_loop(kernel(line(0x10, "MUFU.RSQ R3, R4")))
+    with pytest.raises(ValueError, match="for each of 32 decisions"):
+        sass.Scan.of(kernel(*WAITED))
+
+
+def test_ways_through_a_loop():
+    """The slowest takes the branch's long side, the quickest jumps over it, and a way may pass the loop's end."""
+    code = sass.Code.of(
+        kernel(
+            line(0x10, "@P1 BRA 0x40", stall=5),
+            line(0x20, "LDG.E R2, [R8.64]", stall=2),
+            line(0x30, "FFMA R2, R2, R2, R2", stall=4),
+            line(0x40, "BAR.SYNC 0x0"),
+            line(0x50, "@P0 BRA 0x10", stall=5),
+        )
+    )
+    (loop,) = code.loops()
+
+    def way(start, end, cost):
+        return [one.at for one in code.way(start, end, cost, loop.body)]
+
+    assert way(0x10, 0x10, sass.slow) == [0x10, 0x20, 0x30, 0x40, 0x50]
+    assert way(0x10, 0x10, sass.quick) == [0x10, 0x40, 0x50]
+    assert way(0x10, 0x10, sass.through("LDG")) == way(0x10, 0x10, sass.slow)
+    assert way(0x40, 0x40, sass.through(but="FFMA")) == [0x40, 0x50, 0x10]
+    with pytest.raises(ValueError, match="no way leads"):
+        code.way(0x20, 0x30, sass.quick, loop.body, {0x20})
 
 
 @pytest.fixture(scope="module", params=["nvcc", "NVRTC"])
@@ -76,3 +102,8 @@ def test_a_decision_is_short_and_waits_for_no_memory(scan):
     assert turn.waited == []
     assert not [str(one) for one in turn.instructions if one.kind in (*sass.GLOBAL, "ST", "STG")]
     assert not [str(one) for one in scan if one.kind in ("LDL", "STL")], "registers are spilled"
+    parts = sass.Scan.of(scan)
+    assert parts.join == turn.cycles < parts.seed and parts.several < parts.mixed
+    # The workers have time until the chain is done with a panel, in a group of 400 where no cluster is large.
+    chain, workers = parts.panel(32, 368, 16, 0)
+    assert workers < chain < 32 * parts.record(400, 16, 0)

@@ -52,7 +52,6 @@ namespace {
 constexpr size_t kStack = 256 * 1024;
 constexpr size_t kWidest = 64;  // bytes a lane may leave in an exchange
 constexpr int kWarp = gpu::kWarp;
-constexpr int kBarriers = 16;
 
 // Where a number of fibres wait for one another; used again and again.
 struct Rendezvous {
@@ -87,7 +86,7 @@ struct Fibre {
   Warp* warp = nullptr;
   Rendezvous* group = nullptr;  // of its four warps
   int* hidden = nullptr;        // threads of the block whose copies tensor cores do not see
-  Rendezvous* block = nullptr;  // and the barriers of some warps, which follow it
+  Rendezvous* block = nullptr;
   std::unique_ptr<unsigned char[]> stack;
   void* at = nullptr;  // its stack while others run
   void* fake_stack = nullptr;
@@ -108,12 +107,12 @@ struct Block {
       std::memset(at, 0xFF, static_cast<size_t>(shared));
       memory.reset(static_cast<unsigned char*>(at));
     }
-    barriers[0].expected = threads;
+    barrier.expected = threads;
     for (Warp& warp : warps) warp.meeting.expected = kWarp;
     for (Rendezvous& group : groups) group.expected = gpu::kGroup;
   }
   std::unique_ptr<unsigned char, decltype(&std::free)> memory{nullptr, &std::free};
-  Rendezvous barriers[kBarriers];
+  Rendezvous barrier;
   std::vector<Warp> warps;
   std::vector<Rendezvous> groups;
   int hidden = 0;
@@ -303,14 +302,6 @@ bool is_left_out(const char* file, int line) {
 
 void wait_for_block(const char* what) { arrive(*run->now->block, what, true); }
 void wait_for_warp(const char* what) { arrive(run->now->warp->meeting, what, true); }
-
-void wait_for_some(int barrier, int threads) {
-  if (barrier < 1 || barrier >= kBarriers || threads % kWarp) fail("there is no such barrier");
-  Rendezvous& here = run->now->block[barrier];
-  if (here.arrived == 0) here.expected = threads;
-  if (here.expected != threads) fail("threads disagree on how many share a barrier");
-  arrive(here, "sync_some", true);
-}
 
 const unsigned char* exchange(const char* what, const void* value, size_t bytes, size_t& stride) {
   if (bytes > kWidest) fail("lanes exchange too many bytes");
@@ -530,7 +521,7 @@ extern "C" int bipace_emulator_launch(const char* name, int64_t grid_x, int64_t 
       Fibre& fibre = fibres[static_cast<size_t>(t)];
       fibre.place = {t, threads, number % grid_x, number / grid_x, grid_x, block.memory.get()};
       fibre.warp = &block.warps[static_cast<size_t>(t / kWarp)];
-      fibre.block = block.barriers;
+      fibre.block = &block.barrier;
       const size_t group = static_cast<size_t>(t / bipace::gpu::kGroup);
       fibre.group = group < block.groups.size() ? &block.groups[group] : nullptr;
       fibre.hidden = &block.hidden;

@@ -63,7 +63,6 @@ bool is_left_out(const char* file, int line);
 
 void wait_for_block(const char* what);
 void wait_for_warp(const char* what);
-void wait_for_some(int barrier, int threads);
 // All lanes leave a value and, once every one has, see all 32.
 const unsigned char* exchange(const char* what, const void* value, size_t bytes, size_t& stride);
 void start_copy(void* to, const void* from, int bytes);
@@ -94,9 +93,6 @@ inline void sync_block(BIPACE_PLACE) {
 }
 inline void sync_warp(BIPACE_PLACE) {
   if (!emulator::is_left_out(file, line)) emulator::wait_for_warp("sync_warp");
-}
-inline void sync_some(int barrier, int threads, BIPACE_PLACE) {
-  if (!emulator::is_left_out(file, line)) emulator::wait_for_some(barrier, threads);
 }
 inline unsigned char* shared_memory() { return emulator::place().shared; }
 
@@ -168,6 +164,7 @@ T warp_min(T value) {
 }
 
 inline int count_bits(uint32_t bits) { return __builtin_popcount(bits); }
+inline int count_below(uint32_t bits, int lane) { return __builtin_popcount(bits & ((1u << lane) - 1u)); }
 inline int lowest_bit(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)) - 1; }
 inline int highest_bit(uint32_t bits) { return bits ? 31 - __builtin_clz(bits) : -1; }
 
@@ -201,6 +198,9 @@ inline float nearly(double exact) {
 inline float rsqrt_quick(float a) { return nearly(1.0 / std::sqrt(static_cast<double>(a))); }
 inline float reciprocal_quick(float a) { return nearly(1.0 / static_cast<double>(a)); }
 
+inline float load_of_row(const float* first, uint32_t row, uint32_t bytes) {
+  return first[static_cast<size_t>(row) * (bytes / 4)];
+}
 inline float from_f16(uint16_t bits) { return f16_to_float(bits); }
 
 inline void copy_async(void* to_shared, const void* from, int bytes) { emulator::start_copy(to_shared, from, bytes); }
