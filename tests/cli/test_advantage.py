@@ -319,8 +319,8 @@ def test_bad_hidden_states(golden, tmp_path):
         return fail("advantage", golden, "--out", out, "--fingerprint", npy)
 
     assert "N = 6 records, got [5, 3]" in message(np.ones((5, 3), np.float32))
-    assert "N = 6, got [6]" in message(np.ones(6, np.float32))
-    assert "N = 6, got [6, 0]" in message(np.ones((6, 0), np.float32))
+    assert "N = 6 records, got [6]" in message(np.ones(6, np.float32))
+    assert "N = 6 records, got [6, 0]" in message(np.ones((6, 0), np.float32))
     assert "got int64" in message(np.ones((6, 3), np.int64))
     assert "cannot be read as a .npy file" in message(np.array([{}], dtype=object))
     bad = np.ones((6, 3), np.float32)

@@ -436,7 +436,7 @@ def test_millions_of_fields_are_refused_unread(tmp_path, monkeypatch):
     assert "size limit" in error_of(str(wide))
 
 
-@pytest.mark.parametrize("shape", ["2, " * 3_000_000, "(" * 3_000_000, "(" * 3_000, "2, " * 3_000, "2, -4"])
+@pytest.mark.parametrize("shape", ["2, " * 3_000_000, "(" * 3_000_000, "(" * 3_000, "2, " * 3_000, "2, -4000"])
 def test_headers_of_fingerprints(tmp_path, shape):
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}\n".encode()
     path = tmp_path / "a.npy"

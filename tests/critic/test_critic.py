@@ -713,7 +713,7 @@ def test_wrong_memories():
         run(config, memory={})
     run(config, memory=memory)
     with pytest.raises(
-        ValueError, match=r"fingerprint must have D = \d+ like the batches in memory, got 2: of another model"
+        ValueError, match=r"fingerprint must have D = \d+ like the batches in memory, got 2; begin with an empty"
     ):
         run(config, memory=memory, fingerprint=np.ones((N, 2), np.float32))
     with pytest.raises(
