@@ -189,10 +189,7 @@ def _auto(kind: str) -> str:
         return "reference" if why else "cpu"
     name, why = taken_for(kind)
     if name is None:
-        raise BackendError(
-            f"no backend here runs on GPU tensors ({why}); install what is missing, or move the tensors with .cpu() (a "
-            "batch of 6,400 records takes the CPU tens of milliseconds)."
-        )
+        raise BackendError(f"no backend here runs on GPU tensors ({why}); install what is missing, or use .cpu().")
     return name
 
 

@@ -201,8 +201,7 @@ def _position_embeddings(given: dict[str, Any], block: nn.Module, attention: nn.
         tables = given.get("position_embeddings_local" if sliding else "position_embeddings_global")
     if tables is None:
         raise TypeError(
-            f"pooling 'attention' needs the block's position_embeddings, but {type(block).__name__} was called with "
-            f"{', '.join(given)}; use pooling='last' or 'mean'."
+            f"pooling 'attention' needs position_embeddings, which {type(block).__name__} does not get; use 'last'."
         )
     cos, sin = tables
     return cos, sin

@@ -81,8 +81,7 @@ def turn_positions(mask: Any, prompt_length: Any = 0) -> Positions:
     bad = column < 0
     if bool(bad.any()):
         raise ValueError(
-            f"mask must have a token before each turn, but row {int(row[bad][0])} begins with one; give the columns of "
-            "the prompt as prompt_length, or a mask over prompt and response."
+            f"mask must have a token before each turn, but row {int(row[bad][0])} begins with one; give prompt_length."
         )
     counts = torch.bincount(row, minlength=turns.shape[0]).cpu()
     return Positions(column, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))

@@ -229,10 +229,7 @@ class _Stored(NamedTuple):
 
 def _requests(outputs: Any, prompt_lengths: Any) -> list[_Request]:
     if isinstance(outputs, (str, bytes, Path, Mapping)) or not isinstance(outputs, Sequence) or not outputs:
-        raise TypeError(
-            f"outputs must be a list of at least one finished request or path, got {checks.type_name(outputs)}; put a "
-            "single one into a list, and use follow() for a folder."
-        )
+        raise TypeError(f"outputs must be a list of finished requests or paths, got {checks.type_name(outputs)}.")
     lengths: list[Any] = [None] * len(outputs)
     if prompt_lengths is not None:
         lengths = checks.integer_vector(prompt_lengths, "prompt_lengths", len(outputs), "outputs").tolist()

@@ -264,8 +264,7 @@ def _check_ids(ndim: int, shape: tuple[int, ...], name: str) -> None:
 
 def _float_ids(name: str, dtype: str) -> TypeError:
     return TypeError(
-        f"{name} must hold ids (integers, strings or other hashable objects), got dtype {dtype}; convert it with "
-        f"{name}.long() or {name}.astype('int64') if its values are whole numbers."
+        f"{name} must hold ids (integers, strings, other hashables), got dtype {dtype}; make it int64 if it is."
     )
 
 

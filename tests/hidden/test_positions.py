@@ -45,7 +45,7 @@ def test_turn_positions_of_ragged_masks():
 
 
 def test_a_turn_without_a_token_before_it_is_named():
-    with pytest.raises(ValueError, match="row 1 begins with one; give the columns of the prompt"):
+    with pytest.raises(ValueError, match="row 1 begins with one; give prompt_length"):
         turn_positions([[0, 1], [1, 1]])
     with pytest.raises(ValueError, match="prompt_length must be at least 0, got -2"):
         turn_positions([[0, 1]], -2)

@@ -327,8 +327,8 @@ def test_other_files_and_widths_are_refused(tmp_path):
     [
         ([{"kv_transfer_params": None}], None, ValueError, r"outputs\[0\] must have kv_transfer_params .*None in dict"),
         ([object()], None, ValueError, "start the engine with engine_arguments"),
-        ([], None, TypeError, "outputs must be a list of at least one finished request"),
-        ("0.safetensors", None, TypeError, "put a single one into a list, and use follow"),
+        ([], None, TypeError, "outputs must be a list of finished requests"),
+        ("0.safetensors", None, TypeError, "outputs must be a list of finished requests or paths, got str"),
         (["0.safetensors"], [1, 2], ValueError, "prompt_lengths"),
         ([engine.output(Path("x"), range(4))], [3], ValueError, r"prompt_lengths\[0\] is 3, but the output has .* 4"),
     ],

@@ -10,8 +10,6 @@ agree within 2e-5, not bit for bit.  The host does not know which groups are lon
 groups use landmarks, one after the other under share "group".
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any

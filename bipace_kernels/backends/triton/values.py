@@ -6,8 +6,6 @@ atomics, and without contributions from other clusters.  In long groups the reco
 so that the order of the sums stays the same) and a lane only walks over its own cluster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
