@@ -6,8 +6,6 @@ inputs, and `cupy.RawModule` loads it from there.  RawModule's own compilation i
 (-ftz=true, CuPy 14 cuda/compiler.py), which changes bits, and its cache ignores headers.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

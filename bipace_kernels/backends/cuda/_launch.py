@@ -4,8 +4,6 @@ A kernel's one argument is a struct of 8-byte fields (csrc/cuda/arguments.h), wh
 address, None gives 0, ints and bools are int64_t and floats are double.
 """
 
-from __future__ import annotations
-
 import functools
 import struct
 from collections.abc import Mapping

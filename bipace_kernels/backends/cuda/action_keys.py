@@ -1,7 +1,5 @@
 """Action keys of token ids on a device, bit for bit those of reference/action_keys.py."""
 
-from __future__ import annotations
-
 from collections.abc import MutableMapping
 from typing import Any
 

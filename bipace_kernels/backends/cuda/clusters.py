@@ -7,8 +7,6 @@ is the same launches with one more grid axis.  A Gram matrix's elements and the 
 own records, D, dtype and the GPU's architecture, whatever the launch.  A group of n records takes 4 n² bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Gram matrices of the groups: the launches of csrc/cuda/gram.cu."""
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Decisions of groups in order, from their Gram matrices: the launch of csrc/cuda/clusters.cu, and its scratch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ A thread is a record; it walks over the records of its group and sums returns in
 each sum equals that of the reference.  The host code is Triton's: blocks have as many records.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor
