@@ -150,12 +150,14 @@ class Critic(Protocol):
         labels   [M] int64; None: V̂ = μ_p
         """
 
-    def unit_rows(self, records: Records, fingerprint: Tensor, width: int) -> Tensor:
+    def unit_rows(self, records: Records, fingerprint: Tensor, width: int, keys: Tensor | None = None) -> Tensor:
         """[M, w] float32 fingerprints at unit length, NaN for records that are not usable; float64 by the reference.
 
         Where D > width > 0 they are folded to w = width: element e is added to element e mod w, with the sign of
         schema.signs, a fixed random projection: products of two rows change by about 1/√w of their lengths.
         Else w = D.
+
+        keys   [M] int64 gets schema.state_keys of the records' rows
         """
 
     def whitened_rows(self, records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:

@@ -66,6 +66,22 @@ def signs(dim: int, folded: int) -> torch.Tensor:
     return 1.0 - 2.0 * (mixed >> 31).to(torch.float32)
 
 
+def key_weights(dim: int, device: torch.device | None = None) -> torch.Tensor:
+    """[dim] int32 odd numbers of state_keys()."""
+    return (torch.arange(1, dim + 1, device=device) * 0x1E3779B97F4A7C15 >> 24).to(torch.int32) | 1
+
+
+def state_keys(fingerprint: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """[M] int64, equal for rows of equal numbers (−0 is 0): Σ bits · odd number, modulo 2^31."""
+    weight = key_weights(fingerprint.shape[1], fingerprint.device)
+    key = torch.empty(order.shape[0], dtype=torch.int64, device=fingerprint.device)
+    for first in range(0, order.shape[0], 256):
+        rows = fingerprint.index_select(0, order[first : first + 256]).add_(0.0)
+        bits = rows.view(torch.int32) if rows.dtype == torch.float32 else rows.view(torch.int16).to(torch.int32)
+        key[first : first + 256] = bits.mul_(weight).sum(dim=1, dtype=torch.int32) & 0x7FFFFFFF
+    return key
+
+
 class Terms(NamedTuple):
     """The results of an estimator for a batch, in processing order."""
 

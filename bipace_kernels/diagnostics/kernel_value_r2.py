@@ -14,7 +14,6 @@ from torch import Tensor
 from ..backends import threads
 from ..backends.schema import BLOCK, JITTER, Kernel
 from ..config import Config
-from ..estimators.landmarks import choose_landmarks
 from ..estimators.table import kernel_of, kernel_rows
 from ..inputs import checks, interop
 from ..inputs.layout import Layout
@@ -112,8 +111,7 @@ def _rows(
     x = checks.fingerprint_matrix(given, lay.n_rows).detach().cpu()
     rows = x[lay.order]
     usable = rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)
-    landmarks = None if config.share == "group" else choose_landmarks(x, lay.order, lay.time(), usable)
-    z, own, _ = kernel_rows(critic, config, replace(lay.on(x.device), usable=usable), x, landmarks)
+    landmarks, (z, own, _) = kernel_rows(critic, config, replace(lay.on(x.device), usable=usable), x, usable)
     return z.numpy(), None if own is None else own.numpy(), usable.numpy(), landmarks
 
 

@@ -100,31 +100,31 @@ def kernel_of(cfg: Config, noise: float) -> Kernel:
 
 
 def kernel_rows(
-    critic: Critic, cfg: Config, records: Records, fingerprint: Tensor, landmarks: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """[M, w] rows of value="kernel", of its kernel inside groups (None: there is none), and of averages over equal
-    actions; `landmarks` of share "batch" and "memory".
+    critic: Critic, cfg: Config, records: Records, fingerprint: Tensor, inside: Tensor | None
+) -> tuple[Tensor | None, tuple[Tensor, Tensor | None, Tensor]]:
+    """Landmarks, None under share "group"; and [M, w] rows of value="kernel", of its kernel inside groups (None: there
+    is none), and of averages over equal actions.
+
+    inside   [M] bool or None, all: records that may be landmarks
     """
-    rows = critic.unit_rows(records, fingerprint, 0 if cfg.kernel_directions is None else FOLDED)
-    if landmarks is None:
-        own = critic.centred_rows(records, rows, "group")
-        return own, None, own
+    folded, keys = 0 if cfg.kernel_directions is None else FOLDED, torch.empty_like(records.time)
+    if cfg.share == "group":
+        own = critic.centred_rows(records, critic.unit_rows(records, fingerprint, folded), "group")
+        return None, (own, None, own)
+    rows = critic.unit_rows(records, fingerprint, folded, keys)
+    landmarks = choose_landmarks(keys, records.time, inside)
     if cfg.kernel_directions is not None:
         rows = critic.whitened_rows(records, rows, landmarks, cfg.kernel_directions)
     shared, own = (critic.centred_rows(records, rows, share) for share in ("batch", "group"))
-    return shared, own if cfg.kernel_inside else None, own if cfg.kernel_directions is None else shared
+    return landmarks, (shared, own if cfg.kernel_inside else None, own if cfg.kernel_directions is None else shared)
 
 
 def _rows(batch: Batch) -> tuple[Tensor | None, tuple[Tensor, Tensor | None, Tensor]]:
-    """Landmarks and kernel_rows() of a batch by itself."""
-    cfg, records, fingerprint = batch.config, batch.records, batch.inputs.fingerprint
+    """kernel_rows() of a batch by itself."""
+    fingerprint, usable = batch.inputs.fingerprint, replace(batch.records, usable=_inside_groups(batch))
     assert fingerprint is not None
     check_kernel_steps(batch.layout)
-    landmarks = None
-    if cfg.share != "group":
-        landmarks = choose_landmarks(fingerprint, records.order, records.time, _inside(batch))
-    usable = replace(records, usable=_inside_groups(batch))
-    return landmarks, kernel_rows(batch.backend.critic, cfg, usable, fingerprint, landmarks)
+    return kernel_rows(batch.backend.critic, batch.config, usable, fingerprint, _inside(batch))
 
 
 def _group_values(batch: Batch, labels: Tensor) -> tuple[Tensor, None]:
@@ -156,8 +156,7 @@ def _kernel_values(batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
     earlier = every.n_records - records.n_records
     if records.taken is not None:
         every = replace(every, taken=torch.cat([torch.ones_like(both.usable[:earlier]), records.taken]))
-    landmarks = choose_landmarks(both.fingerprint, every.order, both.time, both.usable)
-    rows, own, averaged = kernel_rows(critic, cfg, every, both.fingerprint, landmarks)
+    landmarks, (rows, own, averaged) = kernel_rows(critic, cfg, every, both.fingerprint, both.usable)
     value = critic.kernel_values(every, rows, own, both.returns, landmarks, kernel)
     batch.memory.keep(held, now, both)
     return value[earlier:], averaged[earlier:].contiguous()

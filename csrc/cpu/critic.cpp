@@ -1,8 +1,9 @@
 // Method of kernel_values: products of centred rows in bundles (gram.h; a Gram matrix of the original rows, centred
 // afterwards, would put the rounding of cosines near 0.99 into every entry); K in float64.  With L L^T = K_mm + jitter
-// of the landmarks and U = K_im L^-T, C is U U^T + D with a block-diagonal D, and the noise is block-diagonal too.  So
-// a block only needs its own D + noise, (C + noise)^-1 follows by Sherman, Morrison and Woodbury, and blocks are
-// processed in parallel.
+// of the landmarks and U = K_im L^-T, C + N is A inside a block and U U^T elsewhere: D + U U^T, D = A - U U^T block by
+// block.  Sherman, Morrison and Woodbury's formula, once for the whole and once for D, needs only A^-1 of each block:
+//     q = U^T A^-1 y,   P = (I - U^T A^-1 U)^-1,   w = (I + sum (P - I))^-1 sum P q,
+//     (C + N)^-1 y = A^-1 (y + U P (q - w))
 #include "cpu/critic.h"
 
 #include <algorithm>
@@ -63,10 +64,10 @@ void add_diagonal(Symmetric& matrix, int64_t n, double added) {
   for (int64_t i = 0; i < n; ++i) matrix.row(i)[i] += added;
 }
 
-// x = (U^T U)^-1 x, of which the first of kOuterB columns is read.
+// x = (U^T U)^-1 x.
 void solve(const DotKernels& dot, const Symmetric& u, std::vector<double>& x) {
-  solve_forward(dot, u, x.data(), kOuterB, kOuterB);
-  solve_backward(dot, u, x.data(), kOuterB, kOuterB);
+  solve_forward(dot, u, x.data());
+  solve_backward(dot, u, x.data());
 }
 
 // Scratch of one thread.
@@ -197,55 +198,67 @@ struct Values {
     add_diagonal(among, m, kJitter);
     factorise(dot, among);
 
-    // D + noise = W^T W of a block, in the scratch, and U^T.
+    // A = W^T W of a block, in the scratch.
     const int64_t wide = among.n, width = wide + kOuterB;
     const auto factor = [&](const Block& block, Scratch& own) {
       work.covariance(block, own);
-      own.transposed.assign(static_cast<size_t>(wide * own.matrix.n), 0.0);
-      double* const u = own.transposed.data();
-      multiply(dot, fixed.rows, own.block.rows, u, own.matrix.n);
-      for (int64_t k = 0; k < m; ++k) work.entries(fixed, k, own.block, 0, u + k * own.matrix.n);
-      solve_forward(dot, among, u, own.matrix.n, own.matrix.n);
-      add_square(dot, own.matrix, u, own.matrix.n, wide, -1.0);
       factorise(dot, own.matrix);
     };
 
-    // W^-T [U, y] of each block, and sums of its square.  W is computed again below where all would take much memory.
+    // W^-T [U, y] of each block, V = R^-T [I, q] of its I - U^T A^-1 U = R^T R, and sums of V^T V = [P, P q].  W is
+    // computed again below where all would take much memory.
     const bool keep = n_blocks * longest * longest <= kRoom;
     const int64_t runs = std::min(kRuns, n_blocks);
     std::vector<Symmetric> sums(static_cast<size_t>(runs)), factors(keep ? sizes.size() : 0);
     std::vector<double> solved(static_cast<size_t>(tall * width), 0.0);
+    std::vector<double> inverse(static_cast<size_t>(n_blocks * wide * width), 0.0);
     parallel_for(runs, n_threads, [&](int64_t r, int worker) {
       const DefaultFloats floats_mode;
       Scratch& own = scratch[static_cast<size_t>(worker)];
-      Symmetric& sum = sums[static_cast<size_t>(r)];
-      sum.n = sum.stride = width;
-      sum.data.assign(static_cast<size_t>(width * width), 0.0);
+      Symmetric &sum = sums[static_cast<size_t>(r)], rest;
+      sum.clear(width);
       for (int64_t b = r * n_blocks / runs; b < (r + 1) * n_blocks / runs; ++b) {
         const Block& block = blocks[static_cast<size_t>(b)];
         factor(block, own);
-        double* const x = solved.data() + block.first * width;
-        for (int64_t i = 0; i < block.size; ++i) {
-          for (int64_t k = 0; k < m; ++k) x[i * width + k] = own.transposed[static_cast<size_t>(k * own.matrix.n + i)];
+        const int64_t n = own.matrix.n;
+        own.transposed.assign(static_cast<size_t>(wide * n), 0.0);
+        double *const u = own.transposed.data(), *const x = solved.data() + block.first * width;
+        multiply(dot, fixed.rows, own.block.rows, u, n);
+        for (int64_t k = 0; k < m; ++k) work.entries(fixed, k, own.block, 0, u + k * n);
+        solve_forward(dot, among, u, n, n);
+        for (int64_t first = 0; first < n; first += kOuterB) {  // few rows at a time stay in the cache
+          for (int64_t k = 0; k < m; ++k) {
+            for (int64_t i = first; i < first + kOuterB; ++i) x[i * width + k] = u[k * n + i];
+          }
         }
         for (int64_t i = 0; i < block.size; ++i) x[i * width + wide] = difference(block.records[i]);
         solve_forward(dot, own.matrix, x, width, width);
-        add_square(dot, sum, x, width, own.matrix.n, 1.0);
+        rest.clear(width);
+        add_square(dot, rest, x, width, n, -1.0);
+        rest.n = wide;
+        add_diagonal(rest, wide, 1.0);
+        double* const v = inverse.data() + b * wide * width;
+        for (int64_t k = 0; k < wide; ++k) {
+          v[k * width + k] = 1.0;
+          v[k * width + wide] = -rest.row(k)[wide];
+        }
+        factorise(dot, rest);
+        solve_forward(dot, rest, v, width, width);
+        add_square(dot, sum, v, width, wide, 1.0);
         if (keep) std::swap(own.matrix, factors[static_cast<size_t>(b)]);
       }
     });
 
     Symmetric inner;
-    inner.n = inner.stride = wide;
-    inner.data.assign(static_cast<size_t>(wide * wide), 0.0);
-    std::vector<double> weight(static_cast<size_t>(wide * kOuterB), 0.0);
+    inner.clear(wide);
+    std::vector<double> weight(static_cast<size_t>(wide), 0.0);
     for (const Symmetric& sum : sums) {
       for (int64_t i = 0; i < wide; ++i) {
         for (int64_t j = i; j < wide; ++j) inner.row(i)[j] += sum.row(i)[j];
-        weight[static_cast<size_t>(i * kOuterB)] += sum.row(i)[wide];
+        weight[static_cast<size_t>(i)] += sum.row(i)[wide];
       }
     }
-    add_diagonal(inner, wide, 1.0);
+    add_diagonal(inner, wide, 1.0 - static_cast<double>(n_blocks));
     factorise(dot, inner);
     solve(dot, inner, weight);
     parallel_for(n_blocks, n_threads, [&](int64_t b, int worker) {
@@ -254,14 +267,17 @@ struct Values {
       const Block& block = blocks[static_cast<size_t>(b)];
       if (keep) std::swap(own.matrix, factors[static_cast<size_t>(b)]);
       if (!keep) factor(block, own);
-      own.column.assign(static_cast<size_t>(own.matrix.n * kOuterB), 0.0);
+      std::vector<double> towards(static_cast<size_t>(wide), 0.0);  // P (q - w) = V^T (V q - V w)
+      for (int64_t k = 0; k < wide; ++k) {
+        const double* const v = inverse.data() + (b * wide + k) * width;
+        dot.subtract(v, dot.product(v, weight.data(), wide) - v[wide], wide, towards.data());
+      }
+      own.column.assign(static_cast<size_t>(own.matrix.n), 0.0);
       for (int64_t i = 0; i < block.size; ++i) {
         const double* const of = solved.data() + (block.first + i) * width;
-        double& x = own.column[static_cast<size_t>(i * kOuterB)];
-        x = of[wide];
-        for (int64_t k = 0; k < wide; ++k) x -= of[k] * weight[static_cast<size_t>(k * kOuterB)];
+        own.column[static_cast<size_t>(i)] = of[wide] + dot.product(of, towards.data(), wide);
       }
-      solve_backward(dot, own.matrix, own.column.data(), kOuterB, kOuterB);
+      solve_backward(dot, own.matrix, own.column.data());
       set(block, own);
     });
   }
@@ -270,7 +286,7 @@ struct Values {
   // y in the scratch's column.
   void set(const Block& block, Scratch& own) const {
     std::vector<double> rest(static_cast<size_t>(block.size));
-    const auto x = [&](int64_t i) { return own.column[static_cast<size_t>(i * kOuterB)]; };
+    const auto x = [&](int64_t i) { return own.column[static_cast<size_t>(i)]; };
     for (int64_t i = 0; i < block.size; ++i) rest[static_cast<size_t>(i)] = work.kernel.noise * x(i);
     work.for_luck(block, own, [&](int64_t i, int64_t j, double luck) {
       rest[static_cast<size_t>(i)] += luck * x(j);
@@ -305,8 +321,7 @@ Bundles leading_directions(const DotKernels& dot, const float* rows, int64_t dim
     for (int64_t k = 0; k < m; ++k) row[k] -= mean;
   }
   Symmetric square;
-  square.n = square.stride = wide;
-  square.data.assign(static_cast<size_t>(wide * wide), 0.0);
+  square.clear(wide);
   add_square(dot, square, centred.data(), wide, dim, 1.0);
   for (int64_t i = 0; i < wide; ++i) {
     for (int64_t j = 0; j < i; ++j) square.row(i)[j] = square.row(j)[i];
@@ -356,13 +371,14 @@ void cluster_values(const float* returns, const int64_t* labels, const int64_t* 
 }
 
 void unit_rows(const Rows& rows, const int64_t* order, int64_t n_records, const uint8_t* usable, const float* signs,
-               int64_t width, float* out, int n_threads) {
+               int64_t width, float* out, const int32_t* weights, int64_t* keys, int n_threads) {
   const DotKernels& dot = dot_kernels();
   parallel_for((n_records + kTaskRows - 1) / kTaskRows, n_threads, [&](int64_t task, int) {
     const DefaultFloats floats_mode;
     std::vector<float> buffer(static_cast<size_t>(width));
     std::vector<double> sum(static_cast<size_t>(width));
     for (int64_t i = task * kTaskRows; i < std::min(n_records, (task + 1) * kTaskRows); ++i) {
+      if (keys) keys[i] = key_of_row(rows, dot, order[i], weights);  // first: it brings the row into the cache
       ScaledRow row{order[i], 1.0f};
       const double reciprocal = usable && !usable[i] ? 0.0 : measure(rows, dot, row);
       float* const to = out + i * width;
@@ -525,11 +541,11 @@ void same_action_advantage(const float* rows, int64_t dim, const double* advanta
         work.make_kernel(rows, &*first, size, own.block, own.matrix);
         add_diagonal(own.matrix, size, noise);
         factorise(work.dot, own.matrix);
-        own.column.assign(static_cast<size_t>(own.matrix.n * kOuterB), 0.0);
-        for (int64_t i = 0; i < size; ++i) own.column[static_cast<size_t>(i * kOuterB)] = advantage[first[i]];
+        own.column.assign(static_cast<size_t>(own.matrix.n), 0.0);
+        for (int64_t i = 0; i < size; ++i) own.column[static_cast<size_t>(i)] = advantage[first[i]];
         solve(work.dot, own.matrix, own.column);
         for (int64_t i = 0; i < size; ++i) {
-          out[first[i]] = advantage[first[i]] - noise * own.column[static_cast<size_t>(i * kOuterB)];
+          out[first[i]] = advantage[first[i]] - noise * own.column[static_cast<size_t>(i)];
         }
       }
     }

@@ -44,7 +44,9 @@ void unit_rows(const Rows& rows,
                const uint8_t* usable,  // [M] or null: all
                const float* signs,     // [rows.dim] 1 or -1
                int64_t width,
-               float* out,  // [M, width]
+               float* out,              // [M, width]
+               const int32_t* weights,  // [rows.dim], of keys
+               int64_t* keys,           // [M] of key_of_row, or null
                int n_threads);
 
 // The rows of unit_rows minus the landmarks' mean in the leading directions of the covariance of the landmarks' rows,

@@ -101,11 +101,12 @@ struct DotKernels {
   void (*exponential)(double* x, int64_t n);
 
   // Of len contiguous elements: target = factor * source, exact in float32 for a power of two; the largest bit pattern
-  // without its sign (0 only for zeros, monotonic in |x|, NaN above infinity above the rest); and 64 bits of the bits,
-  // -0.0 counted as 0.0.
+  // without its sign (0 only for zeros, monotonic in |x|, NaN above infinity above the rest); 64 bits of the bits, and
+  // the sum of weight[e] * those of element e as an integer with a sign, modulo 2^32; both with -0.0 counted as 0.0.
   void (*convert)(const void* source, DType dtype, int64_t len, float factor, float* target);
   uint32_t (*largest_bits)(const void* source, DType dtype, int64_t len);
   uint64_t (*hash)(const void* source, DType dtype, int64_t len);
+  uint32_t (*weighted)(const void* source, DType dtype, int64_t len, const int32_t* weight);
 };
 
 // The best set of this machine under the cap.

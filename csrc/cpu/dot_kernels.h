@@ -145,8 +145,9 @@ void add_signed(const float* x, const float* sign, int64_t len, double* sum) {
   for (int64_t e = 0; e < len; ++e) sum[e] += static_cast<double>(sign[e] * x[e]);
 }
 
-void exponents(const KernelRow& row, const double* square, const double* reciprocal, const double* time, int64_t n,
+void exponents(const KernelRow& given, const double* square, const double* reciprocal, const double* time, int64_t n,
                double* product) {
+  const KernelRow row = given;  // a copy: the compiler would read `given` again after each store, one at a time
   const bool flat = row.square <= row.flat;
   for (int64_t j = 0; j < n; ++j) {
     double cosine = product[j] * row.reciprocal * reciprocal[j];
@@ -271,6 +272,23 @@ uint64_t hash(const void* source, DType dtype, int64_t len) {
   return hash_of(static_cast<const uint16_t*>(source), len);
 }
 
+template <typename T, typename Signed>
+uint32_t weighted_of(const T* source, int64_t len, const int32_t* weight) {
+  constexpr T kMask = static_cast<T>(~(T{1} << (sizeof(T) * 8 - 1)));
+  uint32_t sum = 0;
+  for (int64_t e = 0; e < len; ++e) {
+    const int32_t bits = source[e] & kMask ? static_cast<Signed>(source[e]) : 0;
+    sum += static_cast<uint32_t>(bits) * static_cast<uint32_t>(weight[e]);
+  }
+  return sum;
+}
+
+uint32_t weighted(const void* source, DType dtype, int64_t len, const int32_t* weight) {
+  if (dtype == DType::kFloat32)
+    return weighted_of<uint32_t, int32_t>(static_cast<const uint32_t*>(source), len, weight);
+  return weighted_of<uint16_t, int16_t>(static_cast<const uint16_t*>(source), len, weight);
+}
+
 void convert(const void* source, DType dtype, int64_t len, float factor, float* target) {
   if (dtype == DType::kFloat32) {
     const float* x = static_cast<const float*>(source);
@@ -303,7 +321,7 @@ constexpr DotKernels kernels_of(const char* name) {
       first_at_least, follow,
       exponents,      exponential,
       convert,        largest_bits,
-      hash,
+      hash,           weighted,
   };
 }
 

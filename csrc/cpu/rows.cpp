@@ -117,4 +117,13 @@ uint64_t hash_row(const Rows& rows, const DotKernels& dot, int64_t row) {
   return h ^ (h >> 29);
 }
 
+int64_t key_of_row(const Rows& rows, const DotKernels& dot, int64_t row, const int32_t* weights) {
+  uint32_t sum = 0;
+  pieces(rows, row, [&](const void* source, int64_t len) {
+    sum += dot.weighted(source, rows.dtype, len, weights);
+    weights += len;
+  });
+  return sum & 0x7FFFFFFFu;
+}
+
 }  // namespace bipace

@@ -70,22 +70,20 @@ void solve_forward(const DotKernels& dot, const Symmetric& u, double* x, int64_t
   }
 }
 
-void solve_backward(const DotKernels& dot, const Symmetric& u, double* x, int64_t x_stride, int64_t columns) {
-  std::vector<double> transposed;  // [behind, kPanelRows] of a panel's rows
-  for (int64_t begin = (u.n - 1) / kPanelRows * kPanelRows; begin >= 0; begin -= kPanelRows) {
-    const int64_t end = std::min(u.n, begin + kPanelRows), rows = end - begin, behind = u.n - end;
-    transposed.resize(static_cast<size_t>(behind * rows));
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t k = 0; k < behind; ++k) transposed[static_cast<size_t>(k * rows + i)] = u.row(begin + i)[end + k];
-    }
-    add_product(dot, transposed.data(), rows, rows, x + end * x_stride, x_stride, columns, behind, -1.0,
-                x + begin * x_stride, x_stride);
-    for (int64_t k = end - 1; k >= begin; --k) {
-      const double* row = u.row(k);
-      double* own = x + k * x_stride;
-      for (int64_t j = k + 1; j < end; ++j) dot.subtract(x + j * x_stride, row[j], columns, own);
-      dot.divide(row[k], columns, own);
-    }
+void solve_forward(const DotKernels& dot, const Symmetric& u, double* x) {
+  for (int64_t k = 0; k < u.n; ++k) {
+    x[k] /= u.row(k)[k];
+    dot.subtract(u.row(k) + k + 1, x[k], u.n - k - 1, x + k + 1);
+  }
+}
+
+void solve_backward(const DotKernels& dot, const Symmetric& u, double* x) {
+  for (int64_t k = u.n - 1; k >= 0; --k) {
+    const double* const row = u.row(k);
+    const int64_t whole = (k / 8 + 1) * 8;  // from here on eight at a time
+    double sum = dot.product(row + whole, x + whole, u.n - whole);
+    for (int64_t j = k + 1; j < whole; ++j) sum += row[j] * x[j];
+    x[k] = (x[k] - sum) / row[k];
   }
 }
 

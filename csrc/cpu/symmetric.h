@@ -22,6 +22,11 @@ struct Symmetric {
     data.assign(static_cast<size_t>(n * stride), 0.0);
     for (int64_t i = size; i < n; ++i) row(i)[i] = 1.0;
   }
+  // Zeros, without padding.
+  void clear(int64_t size) {
+    n = stride = size;
+    data.assign(static_cast<size_t>(n * n), 0.0);
+  }
   double* row(int64_t i) { return data.data() + i * stride; }
   const double* row(int64_t i) const { return data.data() + i * stride; }
 
@@ -35,9 +40,12 @@ void add_square(const DotKernels& dot, Symmetric& target, const double* p, int64
 // A = U^T U in place.
 void factorise(const DotKernels& dot, Symmetric& a);
 
-// X = U^-T X and X = U^-1 X in place; X has u.n rows of `columns`, a multiple of kOuterB.
+// X = U^-T X in place; X has u.n rows of `columns`, a multiple of kOuterB.
 void solve_forward(const DotKernels& dot, const Symmetric& u, double* x, int64_t x_stride, int64_t columns);
-void solve_backward(const DotKernels& dot, const Symmetric& u, double* x, int64_t x_stride, int64_t columns);
+
+// x = U^-T x and x = U^-1 x in place, of u.n entries.
+void solve_forward(const DotKernels& dot, const Symmetric& u, double* x);
+void solve_backward(const DotKernels& dot, const Symmetric& u, double* x);
 
 // The eigenvalues of a positive semidefinite matrix given as a whole, largest first; row k of `a` becomes the unit
 // eigenvector of value k (not where the value is 0 or rounding).

@@ -17,7 +17,6 @@ from cli_runs import GOLDEN, PRESETS, direct, fail, observations, record, run, w
 import bipace_kernels as bk
 from bipace_kernels.backends.reference import critic
 from bipace_kernels.cli import figures, inspector, rollouts
-from bipace_kernels.estimators.landmarks import choose_landmarks
 from bipace_kernels.estimators.table import kernel_rows
 
 MARKUP = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'> & \u2028"
@@ -98,12 +97,9 @@ def test_neighbours_are_the_nearest_by_the_kernel_of_gae(games, tmp_path):
     fingerprint = bk.ngram_fingerprint(seen)
     result = direct(games, config, fingerprint=fingerprint)
     lay = result._records().layout
-    landmarks = choose_landmarks(fingerprint, lay.order, lay.time(), torch.ones(len(seen), dtype=torch.bool))
     row = np.empty(len(seen), int)
     row[lay.order.numpy()] = np.arange(len(seen))
-    rows = kernel_rows(critic, config, lay.on(torch.device("cpu")), fingerprint, landmarks)[
-        :2
-    ]  # over the batch, and inside groups
+    rows = kernel_rows(critic, config, lay.on(torch.device("cpu")), fingerprint, None)[1][:2]  # batch, inside groups
     step, group = np.array(columns["step"]), np.array(columns["group"])
     late = (step[:, None] - step) ** 2 / (2 * config.kernel_time**2)
     parts = []

@@ -17,7 +17,7 @@ from bipace_kernels.backends.cpu import critic as cpu_critic
 from bipace_kernels.backends.records import Records
 from bipace_kernels.backends.reference import critic as reference_critic
 from bipace_kernels.backends.reference.critic import kernel_matrix
-from bipace_kernels.backends.schema import Kernel
+from bipace_kernels.backends.schema import Kernel, state_keys
 from bipace_kernels.estimators import table
 from bipace_kernels.estimators.landmarks import choose_landmarks
 from bipace_kernels.features.embedders import EMBEDDERS
@@ -205,6 +205,20 @@ def test_long_rows_are_folded_by_a_fixed_projection():
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_keys_of_landmarks_are_those_of_every_backend(dtype):
+    """Whatever the strides; −0 is 0."""
+    lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
+    rows = torch.randn(N, 610, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows[::3, ::2] = -0.0
+    want = state_keys(rows + 0.0, lay.order)
+    for x in (rows, rows.T.contiguous().T):
+        for critic in (cpu_critic, reference_critic):
+            keys = torch.empty_like(want)
+            critic.unit_rows(lay.on(x.device), x, 512, keys)
+            assert torch.equal(keys, want)
+
+
 def test_lambda_zero_is_the_temporal_difference():
     result = run(replace(VALUES["kernel"], gae_lambda=0.0))
     last = np.append(np.diff(BATCH.trajectory) != 0, True)
@@ -244,7 +258,7 @@ def noise_of(t, trajectory, config):
 def landmarks_of(batch):
     """Rows that the package chooses as landmarks."""
     lay = bk.layout(batch.group, batch.trajectory, batch.step)
-    chosen = choose_landmarks(torch.from_numpy(batch.fingerprint), lay.order, lay.time(), None)
+    chosen = choose_landmarks(state_keys(torch.from_numpy(batch.fingerprint), lay.order), lay.time(), None)
     return lay.order[chosen[chosen >= 0]].numpy()
 
 

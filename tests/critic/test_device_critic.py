@@ -8,6 +8,7 @@ from ragged import ragged, sentinels, stage, unaligned
 from sized import Sized
 
 from bipace_kernels.backends.reference import critic as reference_backend
+from bipace_kernels.backends.schema import state_keys
 from bipace_kernels.estimators.landmarks import choose_landmarks
 
 critic, reference_critic = stage("critic"), Sized(reference_backend)
@@ -52,7 +53,7 @@ class Case:
 
     def landmarks(self, fingerprint, masked):
         inside = self.usable & self.taken if masked else None
-        return choose_landmarks(fingerprint, self.order, self.time, inside)[:FEW_LANDMARKS]
+        return choose_landmarks(state_keys(fingerprint, self.order), self.time, inside)[:FEW_LANDMARKS]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -180,5 +181,6 @@ def test_same_action_advantage(device, dtype, masked, longest, monkeypatch):
 def test_landmarks_are_the_same_records_on_every_device(device, dtype):
     case = Case(3, dtype=dtype, groups=9)
     want = case.landmarks(case.fingerprint, True)
-    got = choose_landmarks(*(x.to(device) for x in (case.fingerprint, case.order, case.time, case.usable & case.taken)))
+    keys = state_keys(case.fingerprint.to(device), case.order.to(device))
+    got = choose_landmarks(keys, case.time.to(device), (case.usable & case.taken).to(device))
     assert torch.equal(got.cpu()[:FEW_LANDMARKS], want)

@@ -6,7 +6,7 @@ from torch import Tensor
 from .. import threads
 from ..native_loader import load
 from ..records import Records
-from ..schema import Kernel, signs
+from ..schema import Kernel, key_weights, signs
 
 _SHARES = ("group", "batch")
 _NORMS = ("none", "batch", "group")
@@ -18,13 +18,13 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
     return value
 
 
-def unit_rows(records: Records, fingerprint: Tensor, width: int) -> Tensor:
+def unit_rows(records: Records, fingerprint: Tensor, width: int, keys: Tensor | None = None) -> Tensor:
     dim = fingerprint.shape[1]
     folded = min(width or dim, dim)
     rows = torch.empty((records.n_records, folded))
     load().unit_rows(
         fingerprint, records.order, records.n_records, records.usable, signs(dim, folded), folded, rows,
-        threads.count(),
+        None if keys is None else key_weights(dim), keys, threads.count(),
     )  # fmt: skip
     return rows
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..records import Records
-from ..schema import BLOCK, FLAT, JITTER, LANDMARKS, SMALLEST, TINY, Kernel, signs
+from ..schema import BLOCK, FLAT, JITTER, LANDMARKS, SMALLEST, TINY, Kernel, signs, state_keys
 from .clusters import unit_vector
 
 Floats = npt.NDArray[np.float64]
@@ -33,10 +33,12 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
     return torch.from_numpy(out)
 
 
-def unit_rows(records: Records, fingerprint: Tensor, width: int) -> Tensor:
+def unit_rows(records: Records, fingerprint: Tensor, width: int, keys: Tensor | None = None) -> Tensor:
     """In float64, not rounded."""
     dim = fingerprint.shape[1]
     folded = min(width or dim, dim)
+    if keys is not None:
+        keys.copy_(state_keys(fingerprint, records.order))
     sign = signs(dim, folded).to(torch.float64).numpy()
     x = np.full((records.n_records, folded), np.nan)
     for i, row in enumerate(records.order.tolist()):

@@ -51,9 +51,11 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
     return value
 
 
-def unit_rows(records: Records, fingerprint: Tensor, width: int) -> Tensor:
+def unit_rows(records: Records, fingerprint: Tensor, width: int, keys: Tensor | None = None) -> Tensor:
     m, dim, device = records.n_records, fingerprint.shape[1], records.device
     folded = min(width or dim, dim)
+    if keys is not None:
+        keys.copy_(schema.state_keys(fingerprint, records.order))
     kind = torch.empty(m, dtype=torch.uint8, device=device)
     scale = torch.empty(m, dtype=torch.float32, device=device)
     out = torch.empty((m, folded), dtype=torch.float32, device=device)
