@@ -32,9 +32,6 @@ def moves(*degrees):
     return torch.stack([angle.cos(), angle.sin()], dim=1).float()
 
 
-# ---- what the keys are
-
-
 def test_worked_by_hand(backend):
     """Group 0: 3° joins 0°, −120° is another action; group 1 has its own keys; lengths do not matter."""
     vectors = moves(0, 3, -120, 0, 0) * torch.tensor([1.0, 1.0, 1.0, 1.0, 1000.0])[:, None]
@@ -85,9 +82,6 @@ def test_keys_are_the_clusters_of_the_same_vectors(backend, epsilon):
     assert torch.equal(keys, bk.cluster(vectors, x["group"], epsilon, **ids, backend=backend))
 
 
-# ---- vectors whose length or origin means something
-
-
 def test_a_cosine_alone_merges_what_a_constant_keeps_apart(backend):
     """Torques of 0.1 and 1.0 along one axis point the same way; with a constant entry their distance counts."""
     torque = torch.tensor([[0.1], [1.0], [0.12], [-1.0], [0.0]])
@@ -99,9 +93,6 @@ def test_a_cosine_alone_merges_what_a_constant_keeps_apart(backend):
     lifted = torch.cat([torque, torch.full((5, 1), c)], dim=1)
     keys = bk.action_clusters(lifted, group, r**2 / (2 * c**2), backend=backend)
     assert keys.tolist() == [0, 1, 0, 2, 0]
-
-
-# ---- rows that take no part, and bad ones
 
 
 def test_padding_gets_no_key_and_may_hold_anything(backend):

@@ -82,9 +82,6 @@ def test_a_launch_names_the_gpu_and_tells_torch_of_another(device, asked, monkey
     assert seen == asked
 
 
-# ---- arguments by name -----------------------------------------------------------------------------------------------
-
-
 def test_fields_are_those_of_the_structs(tmp_path):
     """Names, kinds and places as a compiler has them, no field beside; a kernel takes the struct it is listed under."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")

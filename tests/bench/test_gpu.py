@@ -144,50 +144,42 @@ def test_targets_are_met_or_missed():
         "short",
         _by("triton", at, report.WHOLE, 0.45), _by("triton", at, report.WHOLE, 1.7, rows.EAGER),
         _by("triton", at, report.CLUSTERING, 0.2), _by("triton", at, report.SWEEP, 0.6),
-        _by("triton", big, report.WHOLE, 11.0), _by("triton", big, report.CLUSTERING, 7.0),
         _by("cuda", at, report.WHOLE, 0.15), _by("cuda", at, report.CLUSTERING, 0.13),
         _by("cuda", at, report.GRAM, 0.04), _by("cuda", at, report.DECISIONS, 0.06, floor_chain_ms=0.04),
         _by("cuda", at, report.STAGE, 0.12),
-        _by("cuda", big, report.CLUSTERING, 2.5), _by("cuda", big, report.GRAM, 2.0, floor_flop_ms=1.0),
-        _by("cuda", big, report.STAGE, 3.6), _by("cuda", big, report.DECISIONS, 1.0, floor_chain_ms=0.4),
+        _by("cuda", big, report.GRAM, 2.0, floor_flop_ms=1.0), _by("cuda", one, report.WHOLE, 39.0),
         *(_by("cuda", f"1x2048, K = {k:,}", report.DECISIONS, ns * 2048e-6)
           for k, ns in ((2048, 900.0), (16, 90.0), (128, 160.0))),
-        _by("cuda", one, report.WHOLE, 39.0), _by("cuda", at, report.KEYS, 0.05),
         _fixed(at, stages.NUMPY, 40.0, "wall", "competitor"), _fixed(at, stages.NUMPY_POOL, 18.0, "wall", "competitor"),
-        _fixed(big, stages.NUMPY, 3000.0, "wall", "competitor"), _fixed(at, report.LOOP, 500.0, "wall", "competitor"),
+        _fixed(at, report.LOOP, 500.0, "wall", "competitor"),
     )  # fmt: skip
     part["figures"] = {report.ACCURACY: 1.5e-6}
     part["chain"] = [{"k": 16, "ns": 40.0, "threads": 32}]  # the micro-kernel's, which is no figure of ours
     met = {t.name: (pytest.approx(t.value) if t.value else None, t.met) for t in report.targets([part])}
-    assert met["triton: 16 × 400 × 3,584, whole chain"] == (0.45, True)
-    assert met["triton: the same, eager with a layout"] == (1.7, False)
-    assert met["triton: 64 × 2,048 × 3,584, whole chain"] == (11.0, False)
-    assert met["triton: clustering of 16 × 400 against the NumPy/BLAS loop, all cores"] == (90.0, False)
-    assert met["triton: clustering of 16 × 400 against the torch loop on the GPU"] == (2500.0, True)
-    assert met["triton: clustering of 16 × 400 against community_detection"] == (None, None)
-    assert met["triton: sweep of 32 ε at 16 × 400 over one clustering"] == (3.0, True)
-    assert met["cuda: 16 × 400 × 3,584, whole chain"] == (0.15, True)
-    assert met["cuda: the same, eager with a layout"] == (None, None)
-    assert met["cuda: 16 × 400 × 3,584, clustering"] == (0.13, False)
-    assert met["cuda: 1 × 32,768 × 3,584, whole chain"] == (39.0, True)
-    assert met["cuda: clustering of 64 × 2048 against the NumPy/BLAS loop, all cores"] == (1200.0, True)
-    assert met["cuda: clustering of 16 × 400 over Gram matrices + decisions, each by itself"] == (1.2, True)
-    assert met["cuda: clustering of 64 × 2,048 over Gram matrices + decisions, each by itself"] == (1.2, True)
-    assert met["cuda: decisions of 64 × 2,048 by themselves over their chain"] == (2.5, False)
-    assert met["cuda: decisions of 16 × 400 by themselves over their chain"] == (1.5, True)
-    assert met["cuda: one decision in a group of 2,048 at K ≤ 128"] == (160.0, False)
-    assert met["cuda: Gram matrices of 64 × 2,048, only triangles, of the measured product's rate"] == (0.5, False)
-    assert met["cuda: 16 × 400 × 3,584, whole chain: Triton's time over it"] == (3.0, True)
-    assert met["cuda: action keys of 6,400 × 512 tokens"] == (0.05, False)
-    assert met["cuda: largest |cosine − float64| in 16 × 400 × 3,584"] == (1.5e-6, True)
+    for name, wanted in {
+        "triton: 16 × 400 × 3,584, whole chain": (0.45, True),
+        "triton: the same, eager with a layout": (1.7, False),
+        "triton: clustering of 16 × 400 against the NumPy/BLAS loop, all cores": (90.0, False),
+        "triton: clustering of 16 × 400 against the torch loop on the GPU": (2500.0, True),
+        "triton: clustering of 16 × 400 against community_detection": (None, None),
+        "triton: sweep of 32 ε at 16 × 400 over one clustering": (3.0, True),
+        "cuda: the same, eager with a layout": (None, None),
+        "cuda: 16 × 400 × 3,584, clustering": (0.13, False),
+        "cuda: 1 × 32,768 × 3,584, whole chain": (39.0, True),
+        "cuda: clustering of 16 × 400 over Gram matrices + decisions, each by itself": (1.2, True),
+        "cuda: decisions of 16 × 400 by themselves over their chain": (1.5, True),
+        "cuda: one decision in a group of 2,048 at K ≤ 128": (160.0, False),
+        "cuda: Gram matrices of 64 × 2,048, only triangles, of the measured product's rate": (0.5, False),
+        "cuda: 16 × 400 × 3,584, whole chain: Triton's time over it": (3.0, True),
+        "cuda: largest |cosine − float64| in 16 × 400 × 3,584": (1.5e-6, True),
+    }.items():
+        assert met[name] == wanted, name
     said = report.verdicts([part])
     assert "met: cuda: 16 × 400 × 3,584, whole chain ≤ 0.18 ms, measured 0.15 ms" in said
-    assert "MISSED: cuda: action keys of 6,400 × 512 tokens ≤ 0.04 ms, measured 0.05 ms" in said
+    assert any(line.startswith("MISSED: triton: the same, eager with a layout ≤ ") for line in said)
     assert said[-1].startswith("not measured: ") and said[0].startswith("met: ")
     page = re.sub(" {2,}", " ", report.as_markdown([part]))
     assert f"| {at} | {report.WHOLE} | graph replay | 0.45 | 0.15 | 3.00× |" in page
-    assert page.count(" over CUDA |") == 1
-    assert "clusters grow from 0 to K: 90 ns at K = 16, 160 ns at K = 128, 900 ns at K = 2,048." in page
     assert "| 0.45 ms | yes |" in page and "| 1.7 ms | NO |" in page and "not measured" in page
 
 
@@ -319,14 +311,6 @@ def test_small_checks_without_a_gpu(backend):
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) == len(module("gpu_smoke").checks(torch.device("cpu"), backend))
-
-
-@pytest.mark.parametrize("name", ["gpu", "resources"])
-def test_both_programs_answer_help(name, capsys):
-    with pytest.raises(SystemExit) as ended:
-        module("__main__").main([name, "--help"])
-    assert ended.value.code == 0
-    assert f"bench {name}" in capsys.readouterr().out
 
 
 def test_outcomes_are_those_of_pytests_summary():

@@ -26,40 +26,27 @@ def calls():
     texts = [f"<think>some thoughts</think><action>go to shelf {i % 7}</action>" for i in range(RECORDS)]
     ids = {"group": group, "trajectory": trajectory}
     rows = {**ids, "rewards": torch.rand(RECORDS, generator=generator)}
-    observation = {
-        "observation": [f"state {s} of group {g}" for s, g in zip(state.tolist(), group.tolist(), strict=True)]
-    }
+    seen = [f"state {s} of group {g}" for s, g in zip(state.tolist(), group.tolist(), strict=True)]
     states = {"fingerprint": centre[state] + 0.1 * noise}
     steps = {"step": torch.arange(STEPS).repeat(GROUPS * ROLLOUTS)}
     keys = {"action_key": torch.randint(4, (RECORDS,), generator=generator)}
-    of_gigpo = {**rows, **observation, "config": bk.Config.gigpo()}
+    of_gigpo = {**rows, "observation": seen, "config": bk.Config.gigpo()}
+    returns = {"rewards": rows["rewards"], "trajectory": trajectory, "gamma": 0.95}
     return {
         "layout": (bk.layout, {**ids, **steps}),
-        "discounted_returns": (
-            bk.discounted_returns,
-            {"rewards": rows["rewards"], "trajectory": trajectory, "gamma": 0.95},
-        ),
+        "discounted_returns": (bk.discounted_returns, returns),
         "cluster": (bk.cluster, {**states, "epsilon": 0.10, "layout": bk.layout(**ids)}),
         "bipace": (bk.advantage, {**rows, **steps, **states, **keys, "config": bk.Config.bipace()}),
         "gigpo": (bk.advantage, of_gigpo),
         "hgpo": (bk.advantage, {**of_gigpo, "config": bk.Config.hgpo()}),
         "metrics": (bk.advantage(**of_gigpo).metrics, {}),
         "action_keys": (bk.action_keys, {"responses": texts, "mode": "action_tag"}),
-        "ngram_fingerprint": (bk.ngram_fingerprint, {"texts": observation["observation"]}),
+        "ngram_fingerprint": (bk.ngram_fingerprint, {"texts": seen}),
     }
 
 
-CALLS = (
-    "layout",
-    "discounted_returns",
-    "cluster",
-    "bipace",
-    "gigpo",
-    "hgpo",
-    "metrics",
-    "action_keys",
-    "ngram_fingerprint",
-)
+PRESETS = ["bipace", "gigpo", "hgpo"]
+CALLS = ["layout", "discounted_returns", "cluster", *PRESETS, "metrics", "action_keys", "ngram_fingerprint"]
 
 
 @pytest.mark.parametrize("name", CALLS)

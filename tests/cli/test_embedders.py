@@ -1,7 +1,6 @@
 """The embedders of `bipace report`: each at its own ε, with the numbers of a direct computation."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -100,33 +99,6 @@ def test_hidden_states_by_section_and_from_a_column(tmp_path, drawn):
         assert entry["epsilon"] == bk.choose_epsilon(hidden[begin : begin + 12], layout=lay).epsilon
     both = ("--fingerprint", tmp_path / "hidden.npy", "--fingerprint-column", "hidden")
     assert "give one of them" in fail("report", *paths, *PLAIN, *both, "--out", tmp_path / "out")
-
-
-def test_bad_hidden_states(games, tmp_path, drawn):
-    hidden = np.random.default_rng(3).standard_normal((len(observations(games)), 4)).astype(np.float32)
-    hidden[5], hidden[6] = np.nan, 0
-    file = tmp_path / "hidden.npy"
-    np.save(file, hidden)
-    args = ("report", games, *PLAIN, "--fingerprint", file, "--out", tmp_path / "out")
-    message = fail(*args)
-    assert "finite, non-zero rows, got non-finite values" in message and f"{games}, line 6" in message
-    assert run(*args, "--on-invalid", "singleton").exit_code == 0
-    np.save(file, np.zeros_like(hidden))
-    assert run(*args, "--on-invalid", "singleton").exit_code == 0
-    (section,) = json.loads((tmp_path / "out" / "report.json").read_text())["sections"]
-    entry = section["embedders"]["actor_hidden"]
-    assert entry["metrics"]["singleton_cluster_fraction"] == 1
-    assert entry["epsilon_reason"] == "no record to choose from"
-    np.save(file, hidden[:-1])
-    assert "one row per record" in fail(*args)
-
-
-def test_an_encoder_that_cannot_be_had(games, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    message = fail("report", games, *PLAIN, "--sentence", "somewhere", "--out", tmp_path / "out")
-    assert "--sentence somewhere: the sentence embedder needs the package sentence-transformers" in message
-    assert 'pip install "bipace-kernels[sentence]"' in message
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_figure_takes_what_does_not_exist(tmp_path):

@@ -118,33 +118,23 @@ def only_cli():
     return [name for name in others if not name.startswith(("bipace", "_"))]
 
 
+FEW = ["--sets", "model0", "--only", "GRPO", "--rollouts", "2"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["info"],
         ["advantage", "DATA", "--out", "OUT/a.parquet", "--preset", "gae"],
         ["report", "DATA", "--out", "OUT/report", "--html", "--no-similar", "--epsilons", "0.25"],
-        [
-            "truth",
-            "--estimator",
-            "mine.py:MINE",
-            "--sets",
-            "model0",
-            "--only",
-            "GRPO",
-            "--rollouts",
-            "2",
-            "--out",
-            "OUT/truth",
-        ],
+        ["truth", "--estimator", "mine.py:MINE", *FEW, "--out", "OUT/truth"],
     ],
     ids=lambda words: words[0],
 )
 def test_every_command_runs_with_only_the_packages_of_cli(words, tmp_path):
     (tmp_path / "mine.py").write_text("import bipace_kernels as bk\nMINE = bk.Config.gae('group')\n")
-    data = write(
-        tmp_path / "rollouts.jsonl", [record(i, t, f"s{t}", "go", float(i == t)) for i in range(3) for t in range(3)]
-    )
+    rows = [record(i, t, f"s{t}", "go", float(i == t)) for i in range(3) for t in range(3)]
+    data = write(tmp_path / "rollouts.jsonl", rows)
     refused = only_cli()
     assert {"pytest", "tqdm", "transformers"} & set(refused) and "torch" not in refused
     words = [word.replace("DATA", str(data)).replace("OUT", str(tmp_path / "out")) for word in words]

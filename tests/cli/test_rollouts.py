@@ -78,42 +78,28 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path):
 BAD_LINES = {
     "not json": ("{oops", ["line 2", "expected one JSON object", "invalid JSON", "column 2"]),
     "unfinished": ('{"task_id": 1', ["line 2", "invalid JSON", "column 14"]),
-    "list": ([record()], ["line 2", "expected one JSON object", "got a list", "one record per line"]),
     "number": ("3", ["line 2", "expected one JSON object", "got 3"]),
-    "string": ('"x"', ["line 2", 'got the string "x"']),
-    "null": ("null", ["line 2", "got null"]),
     "not utf-8": (b'{"task_id": "\xff"}', ["line 2", "expected UTF-8", "0xff at byte 14"]),
     "repeated key": ('{"task_id": "a", "task_id": "b"}', ["line 2", 'field "task_id"', "occurs twice"]),
-    "repeated inner key": ('{"x": {"y": 1, "y": 2}}', ["line 2", 'field "y"', "occurs twice"]),
     "nested": ("[" * 100_000, ["line 2", "nests too deeply"]),
     "huge integer": ('{"step": ' + "9" * 5000 + "}", ["line 2", "cannot be read"]),
     "missing task": (without("task_id"), ["line 2", '"task_id" is missing', "--task-column", "rollout, step"]),
-    "missing rollout": (without("rollout"), ["line 2", '"rollout" is missing', "--rollout-column"]),
-    "missing step": (without("step"), ["line 2", '"step" is missing']),
-    "missing observation": (without("observation"), ["line 2", '"observation" is missing']),
     "missing reward": (without("reward"), ["line 2", '"reward" is missing']),
     "missing action": (without("action"), ["line 2", '"action" is missing', "--action-column"]),
     "empty object": ("{}", ["line 2", '"task_id" is missing', "no field at all"]),
     "null task": (record(task_id=None), ["line 2", 'field "task_id"', "expected a string or an integer", "got null"]),
-    "float task": (record(task_id=1.0), ["line 2", 'field "task_id"', "got 1.0"]),
     "bool rollout": (record(rollout=True), ["line 2", 'field "rollout"', "got true"]),
     "kind of id": (record(task_id=7), ["line 2", 'field "task_id"', "a string like in the records before", "got 7"]),
     "kind of rollout": (record(rollout="0"), ["line 2", 'field "rollout"', "an integer like", 'the string "0"']),
     "big rollout": (record(rollout=2**63), ["line 2", "expected an integer of 64 bits", "got 9223372036854775808"]),
-    "float step": (record(step=1.0), ["line 2", 'field "step"', "expected an integer of at least 0", "got 1.0"]),
-    "text step": (record(step="1"), ["line 2", 'field "step"', 'got the string "1"']),
     "bool step": (record(step=False), ["line 2", 'field "step"', "got false"]),
     "negative step": (record(step=-1), ["line 2", 'field "step"', "got -1"]),
     "big step": (record(step=2**70), ["line 2", 'field "step"', "64 bits"]),
-    "null observation": (record(observation=None), ["line 2", 'field "observation"', "expected a string", "got null"]),
     "chat": (record(observation=[{"role": "user"}]), ["line 2", 'field "observation"', "a list", "Join chat messages"]),
     "object": (record(observation={"a": 1}), ["line 2", "got an object"]),
     "surrogate": ('{"task_id": "a\\ud800"}', ["line 2", 'field "task_id"', "valid Unicode", "character 1"]),
-    "null reward": (record(reward=None), ["line 2", 'field "reward"', "expected a finite number", "got null"]),
-    "text reward": (record(reward="1.0"), ["line 2", 'field "reward"', 'got the string "1.0"']),
     "bool reward": (record(reward=True), ["line 2", 'field "reward"', "got true"]),
     "nan": (record(reward=float("nan")), ["line 2", 'field "reward"', "got NaN", "--on-invalid singleton"]),
-    "infinity": (record(reward=float("-inf")), ["line 2", 'field "reward"', "got -Infinity"]),
     "overflow": ('{"task_id":"t","rollout":0,"step":1,"observation":"","reward":1e999}', ["line 2", "got Infinity"]),
     "huge reward": (record(reward=10**400), ["line 2", 'field "reward"', "more than 256 bits"]),
     "large reward": (record(reward=-1e300), ["line 2", 'field "reward"', "within ±1e37, got -1e+300", "--on-invalid"]),
@@ -122,7 +108,6 @@ BAD_LINES = {
         ["line 2", "Found: 0 ", "xxx..., 1 ", "and 10 more"],
     ),
     "long repeated key": ('{"K": 1, "K": 2}'.replace("K", "k" * 999), ["line 2", "kkk...", "occurs twice"]),
-    "nan step": (record(step=float("nan")), ["line 2", 'field "step"', "got NaN"]),
     "null action": (record(action=None), ["line 2", 'field "action"', "got null", "empty string"]),
     "long text": (record(reward="x" * 999), ["line 2", "xxx..."]),
 }
@@ -216,11 +201,6 @@ def test_nonfinite_rewards_pass_where_they_are_set_aside(tmp_path):
     assert np.isnan(read.reward[0]) and read.reward[1] == np.inf
 
 
-def test_unused_fields_are_not_looked_at(tmp_path):
-    path = write(tmp_path / "a.jsonl", record(action=None, success="?", score=float("nan")))
-    assert rollouts.read([path]).action is None
-
-
 def test_a_column_that_the_first_record_or_one_file_lacks_is_left_out(tmp_path):
     one, two = write(tmp_path / "a.jsonl", record()), write(tmp_path / "b.jsonl", without("success"))
     three = write(tmp_path / "c.jsonl", without("success"), record(step=1))
@@ -277,9 +257,6 @@ def test_fingerprint_column(tmp_path):
         assert fact in message
         (_, vector) = rollouts.read([path], columns, needed=["fingerprint"], allow_nonfinite=True).fingerprint or []
         assert np.float32(vector).tolist() == [1.0, np.inf if huge > 0 else -np.inf]
-
-
-# ---- Parquet
 
 
 def parquet(path, records, **types):
@@ -341,8 +318,6 @@ def test_damaged_parquet_never_escapes(tmp_path):
         assert isinstance(result, rollouts.Rollouts) or str(bad) in result
 
 
-# ---- arbitrary lines
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -385,27 +360,6 @@ def test_any_cut(tmp_path_factory, cut, junk, zipped):
     path.write_bytes(data[: cut % len(data)] + junk)
     read = outcome(str(path))
     assert str(path) in read if isinstance(read, str) else len(read) <= 20
-
-
-@pytest.mark.slow
-def test_fuzz(tmp_path):
-    """A target for random changes: bytes overwritten, dropped, repeated and swapped between good lines."""
-    good = b"".join(json.dumps(record(step=i, observation='é\n"', reward=i / 2)).encode() + b"\n" for i in range(4))
-    words = [b'"', b"{", b"}", b"[", b",", b":", b"null", b"NaN", b"-", b"1e999", b"\\ud800", b"\x00", b"\n", b"\xff"]
-    random = np.random.default_rng(7)
-    path = tmp_path / "a.jsonl"
-    read = 0
-    for turn in range(8_000):
-        data = bytearray(good)
-        for _ in range(int(random.integers(1, 5))):
-            at, length = int(random.integers(len(data))), int(random.integers(0, 12))
-            word = words[int(random.integers(len(words)))] if random.random() < 0.7 else bytes(data[at : at + 30])
-            data[at : at + length] = word
-        path.write_bytes(gzip.compress(bytes(data), 1) if turn % 10 == 0 else bytes(data))
-        result = outcome(str(path), needed=["action"], wanted=["success"])
-        assert isinstance(result, rollouts.Rollouts) or str(path) in result, (turn, bytes(data))
-        read += isinstance(result, rollouts.Rollouts)
-    assert 0 < read < 8_000
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.duration("ns"), pa.timestamp("ms")], ids=str)

@@ -33,9 +33,6 @@ def run(device, x, sizes=None, epsilon=0.1, **others):
     return device_sweep(device, x, sizes, [epsilon], **others)[0]
 
 
-# ---- the rule --------------------------------------------------------------------------------------------------------
-
-
 def test_threshold_and_ties_are_banded(device):
     x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
     assert device_sweep(device, x, epsilons=[0.4, 0.4 - 0.9e-5, 0.4 - 1.1e-5]).tolist() == [[0, 0], [0, 0], [0, 1]]
@@ -143,9 +140,6 @@ def test_tiny_float16_rows(device):
     check_partition(x, [90], 0.1, run(device, x))
 
 
-# ---- which records take part -----------------------------------------------------------------------------------------
-
-
 @slow_interpreted
 def test_records_set_aside(device):
     """Unusable records are singletons, those not taken have no cluster; their NaN and zeros affect no other record."""
@@ -195,9 +189,6 @@ def test_the_state_of_the_rows_comes_with_the_clusters(device, epsilon):
     assert torch.equal(labels, run(device, x, [25, 35], epsilon, usable=wanted == 0, taken=taken, order=order))
 
 
-# ---- ε = 0 -----------------------------------------------------------------------------------------------------------
-
-
 @OF_TRITON
 @pytest.mark.parametrize(
     "bits", [pytest.param(64, id="hash"), slow(1, id="collisions"), slow_case_interpreted(0, id="one hash")]
@@ -229,9 +220,6 @@ def test_equal_rows(device, dtype, bits):
     records = Records(device, n_groups=4, longest_group=70, order=there[1], group_offsets=offsets.to(device))
     equal.first_equal(records, there[0], kind, row_hash, first)
     assert torch.equal(numbering.dense_labels(first).cpu(), expected)
-
-
-# ---- ε as an axis ----------------------------------------------------------------------------------------------------
 
 
 @slow_interpreted
@@ -267,9 +255,6 @@ def test_a_group_too_long_for_a_matrix_is_refused(device, monkeypatch):
     monkeypatch.setattr(clusters, "LONGEST", 20)  # the interpreter looks at 46,081 rows for minutes
     with pytest.raises(ValueError, match="at most 20 records for Triton, got 21"):
         run(device, torch.ones(21, 1))
-
-
-# ---- bits ------------------------------------------------------------------------------------------------------------
 
 
 @slow_interpreted
@@ -316,9 +301,6 @@ def test_never_waits_for_the_device():
     with nothing_waits(device):
         clusters.cluster_sweep(x, order, offsets, None, [0.0, 0.1, 0.2], n_groups=2, longest_group=280, taken=None)
         clusters.scan_rows(x, order)
-
-
-# ---- any batch -------------------------------------------------------------------------------------------------------
 
 
 @st.composite

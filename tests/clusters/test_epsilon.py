@@ -19,9 +19,6 @@ SAMPLE = ROOT / "examples/data/webshop_llm.jsonl.gz"
 EPSILONS = [0.1, 0.0, 0.35, 1.0]
 
 
-# ---- a vector of ε ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "kind",
     [list, tuple, np.array, torch.DoubleTensor, torch.FloatTensor],
@@ -120,9 +117,6 @@ def test_sizes_of_clusters(labels):
             assert (found.median, found.singletons) == (np.median(sizes), np.mean([s == 1 for s in sizes]))
 
 
-# ---- choose_epsilon --------------------------------------------------------------------------------------------------
-
-
 def probe_by_probe(x, low_size=4.0, high_size=8.0, low=0.02, high=0.40, probes=6, **arguments):
     """The paper's search, one clustering at a time."""
     tried = []
@@ -156,9 +150,6 @@ def test_the_walk_on_recorded_rollouts():
         choice = bk.choose_epsilon(x, layout=lay, band=band)
         assert (choice.epsilon, choice.probes) == probe_by_probe(x, *band, layout=lay)
         assert len(choice.probes) in lengths
-
-
-# ---- on a device, with stand-ins for its stages ----------------------------------------------------------------------
 
 
 def test_clusters_on_a_device_without_reading_a_tensor(stand_ins, monkeypatch):

@@ -35,9 +35,6 @@ def medians(x, group, epsilons):
     return [float(np.median(np.bincount(row))) for row in bk.cluster(x, group, epsilons).numpy()]
 
 
-# ---- the rule --------------------------------------------------------------------------------------------------------
-
-
 def test_stays_inside_the_band(backend):
     x, group = spread_out(n=120)
     controller = bk.EpsilonController(0.21)
@@ -177,9 +174,6 @@ def test_no_update_goes_further_than_a_step(seed, start, max_step, points, objec
         before = after
 
 
-# ---- uninformative batches -------------------------------------------------------------------------------------------
-
-
 def test_batches_without_a_row_that_counts_leave_it_as_it_is(backend):
     controller = bk.EpsilonController(0.1)
     controller.update(*apart(5, 5), backend=backend)
@@ -212,9 +206,6 @@ def test_rows_without_a_direction_count_in_nothing(objective, backend):
     controller = bk.EpsilonController(0.05, objective=objective, max_step=1.6)
     controller.update(dirty, **arguments, returns=np.insert(returns, at, 0.3), backend=backend)
     assert controller.state_dict() == clean.state_dict()
-
-
-# ---- value R² --------------------------------------------------------------------------------------------------------
 
 
 def two_levels(seed, fine):
@@ -293,9 +284,6 @@ def test_value_r2_leaves_out_rows_with_bad_returns():
     assert controller.metrics()["bipace/value_r2"] == pytest.approx(want.r2, abs=1e-12)
 
 
-# ---- state, order, input ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("objective", ["median", "value_r2"])
 def test_a_restored_controller_goes_on_bit_for_bit(objective):
     batches = list(drift.synthetic(drift.Simulation(steps=16, groups=3, dim=32, seed=5)))
@@ -344,14 +332,9 @@ def test_layout_or_ids_any_row_order_any_thread_count():
         ({"band": (8, 4)}, "band must be in order"),
         ({"bounds": (0.0, 0.4)}, r"bounds\[0\] must be a number in"),
         ({"epsilon": 0.5}, r"epsilon must be a number in \[0.02, 0.4\], got 0.5"),
-        ({"epsilon": math.nan}, "epsilon must be a number in"),
         ({"max_step": 1}, "max_step must be above 1"),
-        ({"max_step": 3.0}, r"max_step must be a number in \[1, 2\]"),
         ({"points": 4}, "points must be odd and at most 63, got 4"),
-        ({"points": 65}, "points must be odd"),
-        ({"points": 1}, "points must be an int of at least 3"),
         ({"slack": -0.1}, "slack must be a number in"),
-        ({"gain": -1}, "gain must be a number in"),
     ],
 )
 def test_bad_settings(changes, words):
@@ -364,12 +347,10 @@ def test_bad_settings(changes, words):
     [
         ({"fingerprint": None}, ValueError, "fingerprint is missing"),
         ({"group": None}, ValueError, "group is missing"),
-        ({"fingerprint": np.zeros((5, 3), bool)}, ValueError, "fingerprint must have shape"),
         ({"step": np.zeros(60, int), "trajectory": None}, ValueError, "trajectory is missing; step numbers"),
         ({"returns": None}, ValueError, "returns is missing; objective='value_r2'"),
         ({"returns": np.zeros(3)}, ValueError, r"returns must have shape \[N\] = \[60\]"),
         ({"trajectory": None}, ValueError, "trajectory is missing; objective='value_r2' needs it"),
-        ({"backend": "gpu"}, ValueError, "backend must be one of"),
     ],
 )
 def test_bad_input_changes_nothing(changes, error, words):
@@ -386,15 +367,11 @@ def test_bad_input_changes_nothing(changes, error, words):
     ("change", "words"),
     [
         (lambda s: s.pop("moves"), "state must come from state_dict"),
-        (lambda s: s.update(extra=1), "state must come from state_dict"),
         (lambda s: s.update(epsilon=0.9), r"state\['epsilon'\] must be a number in \[0.02, 0.4\]"),
         (lambda s: s.update(updates=-1), r"state\['updates'\] must be an int"),
         (lambda s: s.update(epsilon=0.3, settled=1), r"state\['settled'\] must be bool, got 1"),
         (lambda s: s.update(epsilon=0.3, reason=None), r"state\['reason'\] must be str, got None"),
-        (lambda s: s.update(epsilon=0.3, median="x"), r"state\['median'\] must be a number"),
         (lambda s: s.update(epsilon=0.3, singletons=1.5), r"state\['singletons'\] must be a number in \[0, 1\]"),
-        (lambda s: s.update(epsilon=0.3, clusters=2.5), r"state\['clusters'\] must be an int"),
-        (lambda s: s.update(epsilon=0.3, r2=float("nan")), r"state\['r2'\] must be a number"),
     ],
 )
 def test_states_of_something_else(change, words):
@@ -420,9 +397,6 @@ def test_on_a_device_as_on_the_cpu(stand_ins, objective):
         found.append(controller.state_dict())
     assert found[0] == found[1]
     assert stand_ins.calls == ["scan_rows", "cluster_sweep"] * 3
-
-
-# ---- a drift ---------------------------------------------------------------------------------------------------------
 
 
 def test_holds_sizes_and_singletons_where_a_fixed_epsilon_lets_go():

@@ -153,26 +153,6 @@ def test_returns_of_zero_give_zero(name, norm):
         assert not bool(result.advantage[torch.from_numpy(rows)].any())
 
 
-@pytest.mark.parametrize("name", OF_A_GROUP)
-@pytest.mark.parametrize("norm", ["none", "group"])
-def test_a_group_alone_has_its_bits_at_any_thread_count(name, norm):
-    config = replace(EVERY[name], step_norm=norm)
-    whole = run(config, num_threads=3)
-    assert torch.equal(run(config, num_threads=1).advantage, whole.advantage)
-    for group in range(int(BATCH.group.max()) + 1):
-        rows = np.flatnonzero(BATCH.group == group)
-        alone = run(config, BATCH.take(rows), num_threads=2)
-        for field in ("advantage", "value"):
-            assert torch.equal(getattr(alone, field), getattr(whole, field)[rows])
-
-
-def test_a_shared_value_has_its_bits_at_any_thread_count():
-    batch = make_batch(5, groups=40, trajectories=6, longest=12)
-    whole = run(VALUES["shared"], batch, num_threads=1)
-    for threads in (2, 3, 8):
-        assert torch.equal(run(VALUES["shared"], batch, num_threads=threads).value, whole.value)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("share", ["group", "batch"])
 def test_boundless_luck_leaves_the_prior(share, backend):
@@ -766,20 +746,6 @@ def test_a_bad_fingerprint_keeps_its_place_with_the_mean(backend):
         ValueError, match=r"fingerprint must have finite, non-zero rows, got non-finite values .* at row 1;"
     ):
         run(VALUES["kernel"], fingerprint=fingerprint, backend=backend)
-
-
-@pytest.mark.parametrize("name", list(EVERY))
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_set_aside_take_part_in_nothing(name, backend):
-    rewards = BATCH.rewards.copy()
-    rewards[5] = np.nan
-    out = BATCH.trajectory == BATCH.trajectory[5]
-    config = replace(EVERY[name], step_norm="batch", on_invalid="singleton")
-    result = run(config, rewards=rewards, backend=backend)
-    rest = run(config, BATCH.take(np.flatnonzero(~out)), backend=backend)
-    for field in ("advantage", "value"):
-        assert torch.equal(getattr(result, field)[torch.from_numpy(~out)], getattr(rest, field))
-        assert not bool(getattr(result, field)[torch.from_numpy(out)].any())
 
 
 @pytest.mark.parametrize("given_returns", [False, True])

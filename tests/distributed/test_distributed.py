@@ -97,9 +97,6 @@ def test_a_rank_that_ends_is_an_error_at_once(tmp_path, found):
         assert rank["dies:4"].startswith("RuntimeError: the ranks of process_group cannot reach each other")
 
 
-# ------------------------------------------------------------------------------------------------------ who owns what
-
-
 def test_the_plan_by_hand():
     plan = bk.distributed.plan_owners
     assert plan([[3, 0], [0, 3]]).tolist() == [0, 1]
@@ -166,9 +163,6 @@ def test_owners_without_a_process_group(config):
     for name in ("advantage", "step_advantage", "episode_advantage", "returns", "cluster", "branch"):
         assert torch.equal(getattr(got, name), getattr(want, name)), name
     assert got.metrics() == want.metrics()
-
-
-# --------------------------------------------------------------------------------------------------------- at the edge
 
 
 def test_without_a_group_of_processes_the_error_says_so():

@@ -104,36 +104,14 @@ def test_links_lead_somewhere(page):
         assert (ROOT / target).exists(), f"{page.name} names {target}"
 
 
-#: Which test runs the Python of a page (of trinity.md: the YAML), all blocks that are not marked as fragments.
-RUN_BY = {
-    "README.md": ["tests/docs/test_docs.py", "tests/integrations/test_documented.py"],
-    "docs/action_keys.md": ["tests/docs/test_docs.py"],
-    "docs/api.md": ["tests/docs/test_docs.py"],
-    "docs/calibration.md": ["tests/docs/test_docs.py"],
-    "docs/distributed.md": ["tests/distributed/test_distributed.py"],
-    "docs/embedders.md": ["tests/docs/test_docs.py"],
-    "docs/epsilon.md": ["tests/docs/test_docs.py"],
-    "docs/estimator.md": ["tests/docs/test_docs.py"],
-    "docs/gae.md": ["tests/docs/test_docs.py"],
-    "docs/gpu.md": ["tests/docs/test_docs.py"],
-    "docs/hidden_states.md": ["tests/docs/test_docs.py"],
-    "docs/other_trainers.md": ["tests/docs/test_other_trainers.py"],
-    "docs/swift.md": ["tests/integrations/test_swift.py"],
-    "docs/trinity.md": ["tests/integrations/test_trinity.py"],
-    "docs/trl.md": ["tests/integrations/test_documented.py"],
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))])
 def test_every_block_is_run_or_marked_as_a_fragment(page):
+    """A test that names the page runs all of its Python (of trinity.md: the YAML) that is not marked."""
     run = {"docs/trinity.md": "yaml"}.get(page, "python")
+    named = any(f'"{page}"' in test.read_text() for test in ROOT.glob("tests/*/test_*.py"))
     for block in doc_blocks.blocks(page, "python", "bash", "yaml"):
-        if not block.fragment:
-            place = f"{page}, line {block.line}"
-            assert block.language == run and page in RUN_BY, f"{place}: {doc_blocks.FRAGMENT} or a test"
-    for test in RUN_BY.get(page, ()):
-        code = re.sub(r"^RUN_BY = \{.*?^\}", "", (ROOT / test).read_text(), flags=re.DOTALL | re.MULTILINE)
-        assert page in code, f"{test} does not read {page}"
+        runs = block.fragment or (named and block.language == run)
+        assert runs, f"{page}, line {block.line}: {doc_blocks.FRAGMENT} or a test"
 
 
 @pytest.mark.slow
@@ -225,3 +203,17 @@ def test_every_op_is_listed_with_its_arguments():
         positional = [a.name for a in schema if not a.kwarg_only]
         keywords = [a.name for a in schema if a.kwarg_only]
         assert arguments == ", ".join(positional + (["*", *keywords] if keywords else [])), name
+
+
+def test_every_module_and_folder_of_tests_is_on_the_map():
+    """A module stands in the row of its room; those of a backend are named after their stages."""
+    text = (ROOT / "docs/development.md").read_text()
+    rooms = [ROOT / "bipace_kernels", ROOT / "integrations", *(ROOT / "bipace_kernels").glob("*/")]
+    for room in rooms:
+        modules = {path.stem.strip("_") for path in room.glob("*.py")} - {"init", "main", "version"}
+        if modules:
+            row = re.search(rf"^\| `{room.relative_to(ROOT)}/` \| (.*) \|$", text, re.MULTILINE)
+            assert row, f"no row for {room.name}/"
+            assert modules <= set(re.findall(r"\w+", row[1])), modules - set(re.findall(r"\w+", row[1]))
+    for folder in (ROOT / "tests").iterdir():
+        assert not any(folder.glob("*.py")) or f"`tests/{folder.name}/`" in text, f"no word on tests/{folder.name}/"

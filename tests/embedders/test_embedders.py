@@ -61,9 +61,6 @@ def test_all_of_them_fit_the_protocol_and_the_estimator(case):
         assert embedder.embed([]).shape == (0, rows.shape[1])
 
 
-# ---- identity
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.25])
 def test_identity_is_the_exact_partition(backend, epsilon):
     rng = np.random.default_rng(7)
@@ -82,9 +79,6 @@ def test_identity_is_known_on_every_machine():
     assert [int(value > 0) for value in row[-8:]] == [0, 0, 0, 1, 0, 1, 1, 0]  # 0x16
     assert torch.equal(row, Identity().embed([b"abc"])[0])
     assert Identity().embed(["\ud83d"]).shape == (1, 128)  # half an emoji
-
-
-# ---- n-grams, hidden states
 
 
 def test_ngram_is_ngram_fingerprint():
@@ -135,9 +129,6 @@ def test_actor_hidden_with_a_model_takes_prompts(monkeypatch):
     assert not given, "states are states, model or not"
     with pytest.raises(TypeError, match=r"token ids of prompts, got list; texts are for"):
         embedder.embed(["a text"])
-
-
-# ---- sentence encoders
 
 
 def test_distinct_texts_are_encoded_once_long_ones_first():

@@ -36,9 +36,6 @@ class Calls:
         self.tokens.append(tuple(kwargs["input_ids"].shape))
 
 
-# ------------------------------------------------------------------------------------------------- equal to hidden_states
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("family", tm.FAMILIES)
 def test_every_family(family, side):
@@ -93,9 +90,6 @@ def test_ids_come_in_every_form():
         assert torch.equal(bk.hidden.extract(model, rows), want)
     full = tm.prompts(3, 5)[0]
     assert distance(bk.hidden.extract(model, full), tm.last_states(model, full, torch.ones_like(full))) < 1e-5
-
-
-# --------------------------------------------------------------------------------------------------- several positions
 
 
 def several(mask, seed=3):
@@ -161,9 +155,6 @@ def test_rows_without_a_token_are_zeros():
         none = bk.hidden.extract(model, *prompts)
         assert none.shape[1] == 48 and not none.any()
     assert bk.hidden.extract(model, ids[:0], mask[:0]).shape == (0, 48)
-
-
-# ------------------------------------------------------------------------------------------------------- as little as can be
 
 
 def test_it_stops_after_the_wanted_block():
@@ -301,9 +292,6 @@ def test_rotary_tables_that_grow_stay_usable_for_training():
     model(ids, attention_mask=mask, labels=ids).loss.backward()
 
 
-# --------------------------------------------------------------------------------------------------------- left as found
-
-
 def marks(model):
     """Everything about the modules that extract() could leave changed, by identity and in order."""
     return [
@@ -372,19 +360,6 @@ def test_checkpointing_wrappers():
     assert distance(bk.hidden.extract(model, ids, mask), want) < 1e-5
 
 
-def test_other_decoders_by_their_structure():
-    import transformers
-
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=50)).eval()
-    ids = torch.randint(0, 50, (2, 7))
-    with torch.no_grad():
-        want = model(ids, output_hidden_states=True).hidden_states[-2][:, -1]
-    assert distance(bk.hidden.extract(model, ids, layer=-2), want) < 1e-5
-
-
-# ------------------------------------------------------------------------------------------------------------- progress
-
-
 def test_progress_goes_to_stderr_and_only_when_asked(capsys):
     model, (ids, mask) = tm.make(), tm.prompts()
     bk.hidden.extract(model, ids, mask, token_budget=20)
@@ -395,9 +370,6 @@ def test_progress_goes_to_stderr_and_only_when_asked(capsys):
     assert "hidden states" in shown.err and "100%" in shown.err
 
 
-# ------------------------------------------------------------------------------------------------------------- wrong use
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -405,15 +377,12 @@ def test_progress_goes_to_stderr_and_only_when_asked(capsys):
         ({"pooling": ("last", "mean")}, TypeError, "pooling must be one of .* see extract_layers"),
         ({"pooling": "max"}, ValueError, "pooling must be 'last', 'mean', 'attention'"),
         ({"token_budget": 0}, ValueError, "token_budget must be an int of at least 1, got 0"),
-        ({"token_budget": 2.5}, ValueError, "token_budget must be an int"),
         ({"packed": "yes"}, TypeError, "packed must be None, True or False, got 'yes'"),
         ({"input_ids": torch.zeros(5)}, ValueError, r"input_ids must have shape \[B, T\], got \[5\]"),
-        ({"input_ids": torch.zeros(2, 3)}, TypeError, "input_ids must be integers, got torch.float32"),
         ({"input_ids": [[1, 2], None], "attention_mask": None}, TypeError, r"input_ids\[1\] must be .* got NoneType"),
         ({"input_ids": {"input_ids": [[1]]}}, TypeError, "input_ids must be token ids, got dict; give its items"),
         ({"input_ids": [[1, 2], [3]]}, ValueError, r"attention_mask is for input_ids of shape \[B, T\]"),
         ({"attention_mask": torch.ones(5, 3)}, TypeError, "attention_mask must be bool or integers"),
-        ({"attention_mask": torch.ones(5, 3).bool()}, ValueError, "attention_mask must have the shape of input_ids"),
         ({"backend": "fast"}, ValueError, "backend must be one of"),
     ],
 )

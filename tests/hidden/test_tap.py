@@ -20,9 +20,6 @@ def forward(model, ids, mask, **more):
     return model(ids, attention_mask=mask, position_ids=tm.position_ids(mask), use_cache=False, **more)
 
 
-# ------------------------------------------------------------------------------------------------- equal to hidden_states
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("family", tm.FAMILIES)
 def test_padded_rows_of_every_family(family, side):
@@ -134,9 +131,6 @@ def test_a_row_of_padding_gives_zeros():
         assert (tapped.rows()[[0, 1, 3, 4]].norm(dim=1) > 0).all()
 
 
-# ----------------------------------------------------------------------------------------------------- several forwards
-
-
 def test_micro_batches_accumulate_in_order():
     model, (ids, mask) = tm.make(), tm.prompts(7)
     columns = bk.hidden.last_tokens(mask)
@@ -194,9 +188,6 @@ def test_two_taps_at_once():
         forward(model, ids, mask)
     assert torch.equal(one.rows(), tm.last_states(model, ids, mask, -8))
     assert torch.equal(two.rows(), tm.last_states(model, ids, mask, -3))
-
-
-# ------------------------------------------------------------------------------------------- nothing changed, nothing kept
 
 
 def test_outputs_and_gradients_are_bit_equal_with_and_without():
@@ -301,9 +292,6 @@ def test_the_model_is_left_as_it_was_found_whatever_happens(how):
     assert marks() == before
 
 
-# --------------------------------------------------------------------------------------------------------------- wrappers
-
-
 @pytest.mark.parametrize("how", [slow("in place"), slow("replaced")])
 def test_compiled_blocks(how):
     """Compiled before the tap comes, which is when a block would not notice a hook."""
@@ -350,18 +338,13 @@ def test_checkpoint_wrapper():
     assert tapped.rows(None, "attention").shape == (5, 48)
 
 
-# -------------------------------------------------------------------------------------------------------------- wrong use
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
         ({"layer": -11}, ValueError, r"layer must be an index into hidden_states, −9 to −1 or 1 to 9 .* got -11"),
         ({"layer": -10}, ValueError, r"layer -10 is hidden_states\[0\], the embedding"),
         ({"layers": []}, ValueError, "layers must be a list"),
-        ({"layers": "block 3"}, ValueError, "layers must be a list"),
         ({"pooling": "max"}, ValueError, "pooling must be 'last', 'mean', 'attention'"),
-        ({"pooling": ()}, ValueError, "pooling must be"),
         ({"pooling": ["last", "last"]}, ValueError, "pooling must be"),
         (
             {"layer": -1, "pooling": "attention"},
@@ -372,7 +355,6 @@ def test_checkpoint_wrapper():
         ({"backend": "fast"}, ValueError, "backend must be one of"),
         ({"positions": "first"}, TypeError, "positions must be 'last', an int"),
         ({"cu_seqlens": [0]}, ValueError, r"cu_seqlens must have shape \[R\+1\]"),
-        ({"cu_seqlens": 7}, TypeError, "cu_seqlens must be"),
     ],
 )
 def test_wrong_arguments(arguments, error, text):
@@ -384,8 +366,6 @@ def test_wrong_arguments(arguments, error, text):
     ("positions", "text"),
     [
         ([17] * 5, "one of row 0 is outside its 17 columns"),
-        ([16, 16, 16, 16, -1], "one of row 4 is outside"),
-        (17, "one of row 0 is outside"),
         (-18, "one of row 0 is outside"),
         ([16, 0, 16, 16, 16], "one of row 1 is outside its 17 columns or on padding"),
         ([16] * 4, "positions are for 4 rows, the forwards have 5 or more"),

@@ -26,9 +26,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# ---- arguments
-
-
 def test_the_arguments_are_those_of_vllms_page(tmp_path):
     found = Extraction(28, tmp_path, layers=[-8, "block 16"])
     assert found.engine_arguments() == {
@@ -76,9 +73,6 @@ def test_the_number_of_blocks_comes_from_a_folder(tmp_path):
         Extraction(str(tmp_path), tmp_path)
 
 
-# ---- from an engine to rows
-
-
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
@@ -122,9 +116,6 @@ def test_a_sample_that_was_never_written_does_not_hold_up_the_rows(tmp_path):
     rows = Extraction(9, tmp_path, keep=False, timeout_s=0.02).read([engine.output(path, [5, 6], n=2)])
     assert torch.equal(rows, states(2)[-1:, 0])
     assert names(tmp_path) == []
-
-
-# ---- reading
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -212,9 +203,6 @@ def test_a_failed_call_removes_nothing(tmp_path):
     engine.write(lost, states(3), range(3))
     assert found.read([good, lost]).shape == (2, 24)
     assert names(tmp_path) == []
-
-
-# ---- files of a server that is not to be trusted
 
 
 @pytest.mark.parametrize("how", ["absolute", "dots", "link"])
@@ -336,9 +324,6 @@ def test_other_files_and_widths_are_refused(tmp_path):
 def test_outputs_that_do_not_fit_are_named(tmp_path, outputs, lengths, kind, message):
     with pytest.raises(kind, match=message):
         Extraction(9, tmp_path).read(outputs, lengths)
-
-
-# ---- a folder
 
 
 def test_following_a_folder(tmp_path):

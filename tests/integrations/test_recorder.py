@@ -74,9 +74,6 @@ def inspected(path, folder):
     return inspector.unpack((folder / "inspector.html").read_text(encoding="utf-8"))
 
 
-# ------------------------------------------------------------------------------------------------------------ the files
-
-
 def test_what_a_file_holds(tmp_path):
     record(Recorder(str(tmp_path / "a/b"), 10), 0)
     found, result = read(tmp_path / "a/b"), result_of()
@@ -217,9 +214,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_before_the_run(tmp_path):
     for wrong in ({"record_dir": ""}, {"record_dir": 3}, {"record_every": 0}):
         with pytest.raises(ValueError, match=r"record_(dir|every) must be"):
             of(**wrong)
-
-
-# --------------------------------------------------------------------------------------------------------- the adapters
 
 
 @pytest.mark.parametrize("extras", [("step_rewards",), ("step_rewards", "observations", "actions")])

@@ -310,9 +310,6 @@ def test_a_command_ends_where_its_text_does(of_bytes):
     assert _closed(of_bytes, [of_bytes.eos_token_id])
 
 
-# --------------------------------------------------------------------------------------------------------------- rivals
-
-
 @pytest.fixture(scope="module")
 def episodes(start, world):
     model, tokenizer = load(start)

@@ -146,14 +146,11 @@ def test_a_method_of_one_s_own(tmp_path):
     assert of(method=f"{tmp_path}/mine.py:MINE").settings.config().gae_lambda == 0.2
 
 
-def test_gamma_is_bipace_s_own_then_the_trainer_s_then_the_paper_s():
+def test_gamma_and_lambda_are_bipace_s_own_then_the_trainer_s_then_the_paper_s():
     own = [("algorithm.gamma", 0.9)]
     assert settings_of(default().algorithm).gamma == of().settings.gamma == 0.95
     assert of(own).settings.gamma == 0.9
     assert of(own, gamma=1.0).settings.gamma == 1.0
-
-
-def test_lambda_of_gae_is_bipace_s_own_then_the_trainer_s_then_the_estimator_s():
     own = [("algorithm.lam", 0.9)]
     assert of(method="gae").settings.config().gae_lambda == bk.Config.gae().gae_lambda
     assert of(own, method="gae").settings.config().gae_lambda == 0.9
@@ -436,16 +433,6 @@ def test_rejected_tokens_get_nothing_and_keep_the_turns(monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------------------- wrong use
-
-
-def test_a_bad_row_does_not_stop_a_run(advantages):
-    hidden = [torch.randn(n, 16) for n in (2, 2, 1, 2)]
-    hidden[3][1, 3] = float("nan")
-    bipace = of()
-    got, _ = advantages(bipace, batch(MULTI), hidden)
-    assert got.isfinite().all() and bipace.metrics["bipace/invalid_row_fraction"] == pytest.approx(1 / 7)
-    with pytest.raises(ValueError, match="fingerprint"):
-        advantages(of(on_invalid="raise"), batch(MULTI), hidden)
 
 
 def test_a_failure_leaves_the_batch_as_it_was(advantages):

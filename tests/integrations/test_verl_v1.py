@@ -217,16 +217,6 @@ def test_bypass_mode_runs_a_forward_that_ends_early(queue, trainer):
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
-def test_without_states_auto_takes_ngrams(queue, trainer):
-    run = trainer(epsilon=0.6)
-    run.bipace.why = "nothing gives any"
-    metrics = {}
-    with pytest.warns(RuntimeWarning, match="n-grams of the observations, with ngram_epsilon = 0.25"):
-        batch = run._step_once(metrics, {}, 2)
-    assert metrics["bipace/embedder/ngram"] == 1.0 and metrics["bipace/epsilon"] == 0.25
-    queue.kv_clear(keys=batch.keys, partition_id="train")
-
-
 def test_a_failure_writes_nothing(queue, trainer):
     run = trainer(epsilon=0.6)
     object.__setattr__(run.bipace.settings, "n_action_tokens", 0)

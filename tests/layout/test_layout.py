@@ -50,12 +50,6 @@ def test_extreme_integer_ids():
         bk.layout([2**63], [0])
 
 
-def test_padding_is_left_out():
-    lay = bk.layout([0, 0, 7, 1], [0, 0, 0, 1], step=[0, -5, 3, 0], valid=[True, False, False, True])
-    assert lay.order.tolist() == [0, 3]
-    assert lay.n_groups == 2
-
-
 def test_duplicates_point_to_their_first_row():
     lay = bk.layout([0] * 5, [0, 0, 0, 1, 0], step=[0, 1, 1, 1, 0])
     assert lay.order.tolist() == [0, 4, 1, 2, 3]

@@ -28,14 +28,6 @@ def test_presets_are_the_systems_of_the_paper():
     assert bk.Config.gigpo(partition="similar", similarity=0.9).partition == "similar"
 
 
-def test_verl_agents_two_modes():
-    mean, std = bk.Config.gigpo("mean_norm"), bk.Config.gigpo("mean_std_norm")
-    assert (mean.episode_norm, mean.step_norm) == ("none", "none")
-    assert (std.episode_norm, std.step_norm) == ("std", "std")
-    for config in (mean, std):
-        assert (config.episode_scope, config.lone_trajectory) == ("step", "raw")
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -457,9 +457,6 @@ def test_compiled_on_a_gpu(name):
     assert same_bits(captured, want)
 
 
-# ---- a user's own estimator ------------------------------------------------------------------------------------------
-
-
 def discounted(records):
     """R − mean of the prompt group."""
     sizes = records.group_offsets.diff()

@@ -24,9 +24,6 @@ needs_proc = pytest.mark.skipif(
 )
 
 
-# ------------------------------------------------------------------------------------------------------ the same bits
-
-
 def everywhere(fingerprint):
     """The same matrix at every element offset of a larger buffer, between sentinels that would change results."""
     views = []
@@ -78,9 +75,6 @@ def test_the_same_bits_a_thousand_times():
         assert not changed, f"{changed} in repetition {i}, {threads} threads, offset {offset}"
 
 
-# --------------------------------------------------------------------------------------------------- editable install
-
-
 @pytest.mark.slow
 def test_editable_install(tmp_path):
     """`pip install -e` maps integrations/ and bench/ below the package and leaks neither as a top-level name."""
@@ -128,9 +122,6 @@ print(json.dumps([*files, leaked, r.cluster.tolist()]))
     assert (leaked, cluster) == ([], [0, 1, 0, 1])
 
 
-# ------------------------------------------------------------------------------------------------------------- import
-
-
 @pytest.mark.slow
 def test_import_writes_no_file(tmp_path):
     """In a copy of the package, so that other tests' bytecode is not taken for a file of ours."""
@@ -157,8 +148,6 @@ assert dict(os.environ) == environment
         HOME=str(tmp_path / "home"), PYTHONUSERBASE=site.getuserbase(), TMPDIR=str(tmp_path / "tmp"),
     )  # fmt: skip
 
-
-# -------------------------------------------------------------------------------------------------------------- forks
 
 PROLOGUE = """
 import os, signal, threading, time, warnings
@@ -339,9 +328,6 @@ assert during >= 10, f"only {during} of {forks} forks met a running call"
 print("fine")
 """
     assert python(PROLOGUE + code, timeout=240) == "fine"
-
-
-# ------------------------------------------------------------------------------------------------------------- memory
 
 
 @pytest.mark.slow
