@@ -3,8 +3,6 @@
 Separate programs in addition to the stages: see PROGRAMS.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util
@@ -96,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("stages", nargs="*", default="all", choices=[*stages.STAGES, "all"], metavar="STAGE",
                         help=f"any of {', '.join(stages.STAGES)}, or all (the default)")  # fmt: skip
     parser.add_argument(
-        "--threads", type=_positive, default=all_cores(), metavar="N", help="for every side (%(default)s)"
+        "--threads", type=_positive, default=all_cores(), metavar="N", help="of each side (%(default)s)"
     )
     parser.add_argument("--rounds", type=_positive, default=15, metavar="N", help="calls of each side at most (15)")
     return parser

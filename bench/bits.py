@@ -7,8 +7,6 @@ Digests depend on the instruction set (`bipace info` shows it), so compare two b
 are used, so the file runs with any version.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import random

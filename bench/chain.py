@@ -4,8 +4,6 @@ A step finds the largest of K values in shared memory, tells everybody, and chan
 multiply-add; the next step needs the outcome. Of all widths of the block that hold K values, the quickest counts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -5,8 +5,6 @@ Buffers are allocated once, products use BLAS and all threads of the run, and da
 with the package's before anything is timed.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import re
@@ -28,8 +26,6 @@ from .measure import blas_threads
 from .workloads import EPSILON, GAMMA, Floats, Ints, Objects
 
 DELTA = 1e-6
-
-# ------------------------------------------------------------------------------------------------- cosine clustering
 
 
 def numpy_clusters(fingerprint: Floats, offsets: Sequence[int]) -> Ints:
@@ -168,9 +164,6 @@ def communities(fingerprint: torch.Tensor, offsets: Sequence[int]) -> torch.Tens
     return labels
 
 
-# ------------------------------------------------------------------------------- the dict-of-lists GiGPO of trainers
-
-
 def gigpo_pipeline(
     rewards: Floats,  # [N]
     score: torch.Tensor,  # [N] return of the record's trajectory
@@ -279,8 +272,6 @@ def bipace_loop(
     return (episode + torch.tensor(step, dtype=torch.float64)).float()
 
 
-# ------------------------------------------------------------------------------------------------------ action keys
-
 _TAG = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 
@@ -311,9 +302,6 @@ def _with_first_n(texts: Sequence[str], ids: torch.Tensor, first: int) -> tuple[
         if not found:
             keys[row] = hash(tuple(ids[row, :first].tolist()))
     return keys, parsed
-
-
-# ---------------------------------------------------------------------------------------------- similar observations
 
 
 def similar_loop(texts: Sequence[str], offsets: Sequence[int], threshold: float) -> Ints:
@@ -353,9 +341,6 @@ def similar_loop_best(texts: Sequence[str], offsets: Sequence[int], threshold: f
                 matchers.append(matcher)
         first += len(matchers)
     return labels
-
-
-# ----------------------------------------------------------------------------------------------------------- n-grams
 
 
 def ngram_loop(texts: Sequence[str], n: int, dim: int) -> Floats:

@@ -1,7 +1,5 @@
 """`python -m bench distributed [--ranks 2] [--out DIR]`: one batch whose rows are on several processes."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

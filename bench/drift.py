@@ -3,8 +3,6 @@
 ABOUT says what is compared and on which data.  A simulation: seeded, and nothing in it is timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -100,9 +98,6 @@ class Line:
         }
 
 
-# ---- the drifts ------------------------------------------------------------------------------------------------------
-
-
 def _between(knots: Sequence[tuple[float, float]], at: float) -> float:
     return float(np.interp(at, *zip(*knots, strict=True)))
 
@@ -155,9 +150,6 @@ def recorded(settings: Simulation, path: Path) -> Iterator[Batch]:
         yield Batch(torch.from_numpy(x.astype(np.float32)), layout, returns[rows], share)
 
 
-# ---- the policies ----------------------------------------------------------------------------------------------------
-
-
 def follow(batches: Iterable[Batch]) -> tuple[dict[str, Line], list[float]]:
     """What each policy did on the same batches, and the drift."""
     lines = {name: Line() for name in POLICIES}
@@ -191,9 +183,6 @@ def _value_r2(batch: Batch, labels: torch.Tensor) -> float | None:
     return value_r2(returns, labels[lay.order], lay.trajectory_of_record(), lay.group_of_record(), lay.n_groups).r2
 
 
-# ---- writing ---------------------------------------------------------------------------------------------------------
-
-
 _COLUMNS = {
     "drift": "{drift}", "policy": "{policy}", "steps with a median in [4, 8]": "{steps_in_band:.1%}",
     "median size": "{median_lowest:g} to {median_highest:g}", "singleton share, mean": "{singletons_mean:.1%}",
@@ -213,9 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     title = "An ε that follows the policy, against a fixed one"
     options = parser("drift", f"{title}.", writes="drift.json, drift.md and drift.png")
     options.add_argument("--steps", type=int, default=Simulation.steps, metavar="N", help="(%(default)s)")
-    options.add_argument(
-        "--threads", type=int, default=2, metavar="N", help="(%(default)s); figures are the same at any"
-    )
+    options.add_argument("--threads", type=int, default=2, metavar="N", help="(%(default)s); no figure depends on it")
     options.add_argument("--rollouts", type=Path, default=SAMPLE, metavar="FILE", help="for the recorded drift")
     arguments = options.parse_args(argv)
     if not arguments.rollouts.is_file():

@@ -8,8 +8,6 @@ CPU time of this process.  Other processes on the machine make rounds longer, ne
 two versions in turn.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import importlib

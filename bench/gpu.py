@@ -3,8 +3,6 @@
 A part is what one process measures; bench/gpu.sh gives each its own, so that a part that dies takes no other with it.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import gc
@@ -114,9 +112,6 @@ def _chain(part: Part, sizes: Sequence[int], *, dry: bool) -> dict[int, float]:
     part.chain = [dataclasses.asdict(s) for s in steps]
     by_size = {s.k: s.ns for s in steps}
     return {k: by_size[min(k, _LONGEST_CHAIN)] for k in sizes}
-
-
-# -------------------------------------------------------------------------------------------------------------- parts
 
 
 def _shapes(shape: w.Shape, *, dry: bool) -> list[w.Shape]:

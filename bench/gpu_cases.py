@@ -1,7 +1,5 @@
 """The batches of the GPU benchmarks, the timed calls, and the least work of each."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import os
@@ -69,8 +67,6 @@ class Batch(Hidden):
         table = bk.token_bytes(made.tokenizer)
         return {"ids": made.ids.to(self.device), "mask": made.mask.to(self.device), "table": table}
 
-    # ------------------------------------------------------------------------------------------------- calls, ours
-
     def keys(self, backend: str) -> Any:
         """Action keys of the responses, where the token ids are."""
         x = self.response_tensors
@@ -99,8 +95,6 @@ class Batch(Hidden):
             layout=layout, config=config or self.config, backend=backend,
         )  # fmt: skip
 
-    # ------------------------------------------------------------------------------------------------- calls, theirs
-
     @cached_property
     def half(self) -> torch.Tensor:
         """The same rows for our CPU code."""
@@ -115,8 +109,6 @@ class Batch(Hidden):
             None, None, self.steps.rewards, fingerprint=self.half, action_key=key, layout=self.layout,
             config=config or self.config, backend="cpu", num_threads=self.threads,
         )  # fmt: skip
-
-    # ------------------------------------------------------------------------------------------------------- checks
 
     @cached_property
     def planted(self) -> Any:
@@ -163,11 +155,7 @@ class Batch(Hidden):
         """Keys and flags against the CPU backend."""
         keys, parsed = self.on_cpu_keys
         same = torch.equal(found[0].cpu(), keys) and torch.equal(found[1].cpu(), parsed)
-        return f"{int(parsed.sum())} of {len(keys)} parsed, " + (
-            "same keys as on the CPU" if same else "DIFFERENT keys"
-        )
-
-    # -------------------------------------------------------------------------------------------------------- floors
+        return f"{int(parsed.sum())} of {len(keys)} parsed, " + ("keys as on the CPU" if same else "DIFFERENT keys")
 
     @cached_property
     def cluster_need(self) -> Work:

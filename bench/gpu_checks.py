@@ -3,8 +3,6 @@
 What a machine refuses is "not available", with the tool's words, and no failure.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.util
@@ -86,9 +84,6 @@ class Run:
         if why:
             self.line(f"{name}: {why}")
         return fine
-
-
-# ----------------------------------------------------------------------------------------------- programs that may hang
 
 
 @contextlib.contextmanager
@@ -193,9 +188,6 @@ def tail(log: Path, lines: int = 6) -> str:
     return " / ".join([line.strip() for line in text if line.strip()][-lines:])[-600:]
 
 
-# --------------------------------------------------------------------------------------------------------------- checks
-
-
 def smoke(run: Run) -> bool:
     """One tile of each kind, then each stage and preset of each backend on a small ragged batch; a process for each."""
     from . import gpu_smoke
@@ -226,9 +218,6 @@ def accuracy(run: Run) -> bool:
     return fine
 
 
-# --------------------------------------------------------------------------------------------------------------- tests
-
-
 def tests(run: Run, backend: str) -> bool:
     """Every test marked gpu; for the CUDA backend those of stages and chain. The log grows with each."""
     if why := absent(backend):
@@ -256,9 +245,6 @@ def outcomes(log: str) -> list[str]:
     """pytest's summary: failed and skipped tests with their reasons, and the counts."""
     summary = log.partition("short test summary info")[2].splitlines()[1:]
     return [line.strip("= ") for line in summary if line.strip()]
-
-
-# --------------------------------------------------------------------------------------------------------------- tools
 
 
 def sanitize(run: Run, backend: str) -> bool:

@@ -1,7 +1,5 @@
 """Hidden states on a GPU: the tap in a log-prob forward and early exit, at Qwen2.5-7B's shape with random weights."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ device still waits. "Eager" figures are wall-clock times from the call to the en
 flush. Medians and interquartile ranges.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """gpu.json and gpu.md: parts measured by different processes, or on different days, on one page."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,9 +41,7 @@ def load(path: Path) -> list[dict[str, Any]]:
         return []
     document = json.loads(path.read_text())
     if document.get("schema") != SCHEMA:
-        raise ValueError(
-            f"{path} has schema {document.get('schema')!r}, this program writes {SCHEMA}; use another folder"
-        )
+        raise ValueError(f"{path} has schema {document.get('schema')!r}, this writes {SCHEMA}; use another folder")
     return list(document["parts"])
 
 
@@ -62,9 +58,6 @@ def write(folder: Path, parts: Sequence[dict[str, Any]]) -> list[Path]:
     """gpu.json and gpu.md."""
     document = {"schema": SCHEMA, "targets": [t.asdict() for t in targets(parts)], "parts": list(parts)}
     return report.write(folder, "gpu", document, as_markdown(parts))
-
-
-# ------------------------------------------------------------------------------------------------------------ targets
 
 
 def targets(parts: Sequence[Part]) -> list[Target]:
@@ -155,8 +148,6 @@ def verdicts(parts: Sequence[Part]) -> list[str]:
         if t.met is met
     ]
 
-
-# ----------------------------------------------------------------------------------------------------------- Markdown
 
 _ROWS: Columns = {
     "workload": "{workload}", "what": "{name}", "how": "{how}",

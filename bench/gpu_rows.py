@@ -1,7 +1,5 @@
 """One measured figure of a GPU run with its floor, and the parts of a run that hold them."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -56,24 +54,21 @@ class Part:
     figures: dict[str, float] = field(default_factory=dict)  # other figures that targets ask for
 
 
+@dataclass
 class Bench:
     """Measures rows one by one and stores each at once; a failing row does not affect the others."""
 
-    def __init__(
-        self,
-        part: Part,
-        clock: Clock | DryClock,
-        ceilings: GpuCeilings,
-        chain_ns: Mapping[int, float],
-        *,
-        seconds: float,
-        save: Callable[[], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self.part, self.clock, self.ceilings, self.chain_ns = part, clock, ceilings, chain_ns
-        self.save, self.say = save, say
-        self._deadline = time.monotonic() + seconds
-        self.failures = 0
+    part: Part
+    clock: Clock | DryClock
+    ceilings: GpuCeilings
+    chain_ns: Mapping[int, float]
+    seconds: float  # of all rows together
+    save: Callable[[], None]
+    say: Callable[[str], None]
+    failures: int = 0
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + self.seconds
 
     def row(
         self,

@@ -4,8 +4,6 @@ It is the first thing to run on a new machine (`bench gpu smoke`: a process for 
 (`--small`), and what the profiler counts (`--profile`: one whole chain at 16 × 400).
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import sys
@@ -87,9 +85,8 @@ class Ragged:
         found = []
         for mode in ("action_tag", "first_n"):
             more: dict[str, Any] = {"mode": mode, "token_bytes": table}
-            ours = bk.action_keys(
-                made.ids.to(self.device), mask=made.mask.to(self.device), backend=self.backend, **more
-            )
+            ids, mask = made.ids.to(self.device), made.mask.to(self.device)
+            ours = bk.action_keys(ids, mask=mask, backend=self.backend, **more)
             want = bk.action_keys(made.ids, mask=made.mask, backend=host(), **more)
             same = all(torch.equal(a.cpu(), b) for a, b in zip(ours, want, strict=True))
             found.append(f"{mode}: {'same keys' if same else 'DIFFERENT'}")

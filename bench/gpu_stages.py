@@ -1,7 +1,5 @@
 """Each stage of a device backend by itself, as the pipeline calls it, and what it needs at least."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable
@@ -109,9 +107,8 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
         lowest_of = torch.full((1,), lowest[0], device=x.device)
 
         def multiply() -> None:
-            gram.multiply_groups(
-                x.fingerprint, lay.order, lay.group_offsets, scale, products, reciprocal, first_group=0
-            )
+            given = (x.fingerprint, lay.order, lay.group_offsets, scale)
+            gram.multiply_groups(*given, products, reciprocal, first_group=0)
 
         def decide() -> torch.Tensor:
             kernels.decide_groups(lay, kind, products, reciprocal, state, first, lowest, lowest_of, 0)
@@ -205,9 +202,8 @@ def presets(x: Batch, backend: str) -> list[Case]:
     size = x.fingerprint.numel() * x.fingerprint.element_size()
 
     def preset(config: bk.Config) -> Callable[[], Any]:
-        return lambda: bk.advantage(
-            None, None, x.rewards, observation=codes, layout=x.layout, config=config, backend=backend
-        )
+        given: dict[str, Any] = {"observation": codes, "layout": x.layout, "config": config}
+        return lambda: bk.advantage(None, None, x.rewards, **given, backend=backend)
 
     def same_as_cpu(config: bk.Config) -> Callable[[Any], str]:
         def check(found: Any) -> str:

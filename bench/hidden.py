@@ -3,8 +3,6 @@
 ABOUT says what is compared.  On the CPU, with a decoder of random weights: its work does not depend on them.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import json
@@ -66,9 +64,7 @@ class Shape:
         return self.blocks * block + self.width * self.vocabulary
 
     def text(self) -> str:
-        return (
-            f"{self.blocks} blocks of width {self.width:,}, MLP {self.intermediate:,}, vocabulary {self.vocabulary:,}"
-        )
+        return f"{self.blocks} blocks of width {self.width:,}, MLP {self.intermediate:,}, {self.vocabulary:,} tokens"
 
 
 TINY = Shape(width=48, intermediate=96, heads=4, blocks=12, vocabulary=211, rows=2, prompt=12, micro_batch=3,
@@ -132,9 +128,6 @@ def _tokens(text: str, vocabulary: int) -> Tensor:
     """Ids that are equal where pieces of the text are."""
     pieces = [text[i : i + CHARACTERS_PER_TOKEN] for i in range(0, len(text), CHARACTERS_PER_TOKEN)]
     return torch.tensor([1 + int.from_bytes(piece.encode()[:8], "little") % (vocabulary - 1) for piece in pieces])
-
-
-# ---- comparisons -----------------------------------------------------------------------------------------------------
 
 
 def log_prob_forward(model: Any, shape: Shape, ids: Tensor) -> Callable[[], Tensor]:
@@ -263,9 +256,6 @@ def sides(model: Any, ids: Tensor, mask: Tensor) -> tuple[Callable[[], Tensor], 
 def _memory(ours: Callable[[], Any], theirs: Callable[[], Any]) -> str:
     mine, other = (high_water(call) / 2**20 for call in (ours, theirs))
     return f"{mine:,.0f} MiB against {other:,.0f} MiB ({mine / other:.1%})"
-
-
-# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 _COLUMNS = {

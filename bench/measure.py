@@ -10,8 +10,6 @@ kernel's high-water mark (/proc/self/clear_refs) and calls once. Figure: high-wa
 It counts every page touched, native or Python; memory reserved but never touched does not count.
 """
 
-from __future__ import annotations
-
 import ctypes
 import datetime
 import gc
@@ -119,9 +117,6 @@ def _timed(call: Callable[[Any], Any], inputs: Any) -> tuple[float, float]:
     return took, spent
 
 
-# ----------------------------------------------------------------------------------------------------------- threads
-
-
 @contextmanager
 def threads(count: int) -> Iterator[dict[str, Any]]:
     """`count` threads for torch (and with it the package), and for NumPy's BLAS through threadpoolctl: the machine."""
@@ -161,9 +156,6 @@ def blas_threads(count: int) -> Iterator[bool]:
             yield True
 
 
-# ------------------------------------------------------------------------------------------------------------ memory
-
-
 def high_water(run: Callable[[], Any]) -> int:
     """Bytes by which run() raises this process's resident size at its highest; needs Linux's /proc."""
     gc.collect()
@@ -190,9 +182,6 @@ def available_memory() -> int:
         return _in_proc("meminfo", "MemAvailable")
     except FileNotFoundError:
         return 8 << 30
-
-
-# ----------------------------------------------------------------------------------------------------------- machine
 
 
 def machine(count: int, thread_note: str) -> dict[str, Any]:

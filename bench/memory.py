@@ -1,7 +1,5 @@
 """Memory beyond the inputs, each case in a separate process (`python -m bench.memory CASE`)."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -3,8 +3,6 @@
 python -m bench.readme_chart bench/results/cpu/bench.json docs/images/speed.png
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -20,9 +20,6 @@ Columns = Mapping[str, str | Callable[[Any], str]]
 SAMPLE = Path(__file__).resolve().parent.parent / "examples/data/alfworld_scripted.jsonl.gz"  # recorded rollouts
 
 
-# ------------------------------------------------------------------------------------------------------------- tables
-
-
 def grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table whose rows are the texts of its cells."""
     return table({head: operator.itemgetter(i) for i, head in enumerate(heads)}, rows)
@@ -101,9 +98,6 @@ def target_table(targets: Sequence[Target]) -> list[str]:
     return table({"target": "{name}", "wanted": "{wanted}", "measured": "{measured}", "met": "{met}"}, rows)
 
 
-# -------------------------------------------------------------------------------------------------------------- pages
-
-
 def about(machine: Mapping[str, Any]) -> str:
     """The machine, the versions and the run in one paragraph."""
     return (
@@ -142,8 +136,6 @@ def write(folder: Path, name: str, document: Mapping[str, Any], text: str) -> li
         (made / f"{name}.md").write_text(text, encoding="utf-8")
     return [folder / f"{name}.json", folder / f"{name}.md"]
 
-
-# ----------------------------------------------------------------------------------------------- pictures of the stages
 
 # Okabe and Ito's palette: distinguishable with common kinds of colour blindness, and in grey by lightness.
 _OURS, _THEIRS, _BOUND, _LINE = "#0072B2", "#E69F00", "#999999", "#000000"

@@ -6,8 +6,6 @@ launch. Each configuration found so is compiled ahead to machine code; registers
 that registers were spilled to device memory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib
@@ -129,19 +127,9 @@ def launches() -> list[Launch]:
 
 def _call_stages() -> None:
     """Usual calls of the stages, on CPU tensors that pass for a GPU's; no value is read."""
+    names = ["action_keys", "clusters", "combine", "critic", "episode", "gram", "numbering", "returns", "values"]
     keys, clusters, combine, critic, episode, gram, numbering, returns, values = (
-        importlib.import_module(f"bipace_kernels.backends.triton.{name}")
-        for name in [
-            "action_keys",
-            "clusters",
-            "combine",
-            "critic",
-            "episode",
-            "gram",
-            "numbering",
-            "returns",
-            "values",
-        ]
+        importlib.import_module(f"bipace_kernels.backends.triton.{name}") for name in names
     )
     n = 2 * 4 * 100
     rows, floats, codes = torch.arange(n), torch.zeros(n), torch.zeros(n, dtype=torch.int64)

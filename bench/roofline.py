@@ -6,8 +6,6 @@ can be compared. They are no bounds for a side that does less: ours ends product
 and where there are many clusters that takes it past 100 % of the product rate.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass

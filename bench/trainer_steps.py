@@ -2,8 +2,6 @@
 calculation of verl's step.  Needs TRL and verl.
 """
 
-from __future__ import annotations
-
 import importlib
 import random
 import sys
@@ -236,10 +234,8 @@ def measure(way: str, size: Size, pairs: int) -> Row:
             thread.join()
     if errors:
         raise errors[0]
-    stock, ours, own = (
-        torch.tensor(s, dtype=torch.float64).reshape(-1, cycle).sum(1)[1:] for s in (*seconds, own_seconds)
-    )
-    return row_of(way, stock, ours, own)
+    found = (torch.tensor(s, dtype=torch.float64) for s in (*seconds, own_seconds))
+    return row_of(way, *(s.reshape(-1, cycle).sum(1)[1:] for s in found))
 
 
 def measure_verl(way: str, size: Size, pairs: int) -> Row:

@@ -1,7 +1,5 @@
 """`python -m bench trainers [--quick] [--out DIR]`: what the adapters add to a training step.  Needs TRL and verl."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import sys

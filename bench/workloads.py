@@ -5,8 +5,6 @@ direction of its own for each state, and noise that keeps two visits of a state 
 ε = 0.10 is known: one cluster per planted state, far from the threshold, and every implementation must find it.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import uuid
@@ -146,9 +144,6 @@ def _unit(rows: torch.Tensor) -> torch.Tensor:
     return rows.div_(rows.norm(dim=1, keepdim=True))
 
 
-# ---------------------------------------------------------------------------------------------------------- strings
-
-
 def fresh(texts: Sequence[str]) -> list[str]:
     """Equal strings that share no object and carry no cached hash, as after reading them from an environment."""
     return [text[:1] + text[1:] if len(text) > 1 else text for text in texts]
@@ -210,9 +205,6 @@ def similar_observations(batch: Steps, *, length: int = 400, edits: int = 1, see
             changed[digits[i]] = str(int(rng.integers(0, 10)))
         out.append("".join(changed))
     return out
-
-
-# -------------------------------------------------------------------------------------------------------- responses
 
 
 def response_texts(count: int, *, words: int, seed: int = 0) -> list[str]:

@@ -1,7 +1,5 @@
 """Makes the sets of bench/truth, in a fixed order. Existing sets are kept, and interrupted ones are resumed."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -38,7 +36,7 @@ def main() -> None:
     commands["smollm2"].add_argument("environment", choices=("textcraft", "babyai"))
     commands["along"].add_argument("run", type=Path, help="JSON of the finished run")
     commands["alfworld"].add_argument(
-        "--games", type=Path, required=True, help="folder with the games, each a game.tw-pddl"
+        "--games", type=Path, required=True, help="folder with games, each a game.tw-pddl"
     )
     commands["alfworld"].add_argument("--check", action="store_true",
                                       help="only compare the games' graphs with TextWorld's own engine")  # fmt: skip

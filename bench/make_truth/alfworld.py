@@ -7,8 +7,6 @@ of its own commands and observations, so state, memory and steps left decide the
 between records that agree in all three.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -4,8 +4,6 @@
 some updates; `make` needs torch and transformers only.  `along` does both for a committed run of the example.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

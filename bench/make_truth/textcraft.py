@@ -1,7 +1,5 @@
 """TextCraft with the noisy planner: generated tasks, true values by fresh continuations, hidden states of the warm start."""
 
-from __future__ import annotations
-
 import argparse
 import random
 from pathlib import Path

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 import trained_tokenizers
-from action_texts import GOLDEN_IDS, GOLDEN_TEXT, MODES, TABLE, byte_table, key, spelt, table_of
+from action_texts import GOLDEN_IDS, GOLDEN_TEXT, MODES, TABLE, byte_table, key, spelt, table_of, xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lying import LyingList
 
 import bipace_kernels as bk
+from bipace_kernels import _native
 from bipace_kernels.backends.cpu import action_keys as cpu
+from bipace_kernels.backends.reference.xxh64 import signed, xxh64
 
 
 def keys_of(responses, **options):
@@ -460,3 +462,20 @@ def test_table_changed_after_it_was_made_is_an_error(where):
     table.offsets[where] = 10**15 if where == 5 else 1
     with pytest.raises(ValueError, match="its tensors were changed"):
         bk.action_keys(IDS, token_bytes=table, backend="cpu")
+
+
+SEEDS = [0, 1, 2, 3, 4, 5, 0x9E3779B185EBCA87, 2**64 - 1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_xxh64_of_every_length_to_300(seed):
+    """Ours in C++ and Python, against the xxhash library."""
+    data = random.Random(300).randbytes(301)
+    for length in range(301):
+        want = xxhash.xxh64_intdigest(data[:length], seed)
+        assert xxh64(data[:length], seed) == want, length
+        assert _native.xxh64(data[:length], seed) == want, length
+
+
+def test_signed_reads_the_same_bits_as_int64():
+    assert [signed(v) for v in (0, 2**63 - 1, 2**63, 2**64 - 1)] == [0, 2**63 - 1, -(2**63), -1]

@@ -6,6 +6,7 @@ import subprocess
 import benchmarks
 import pytest
 from nvrtc import NVCC, Nvrtc, library, needs_nvcc
+from paths import program
 
 from bipace_kernels.backends.cuda import _cupy, _launch
 
@@ -131,7 +132,7 @@ def test_every_body_of_assembly_is_what_the_emulator_stands_in_for():
 
 def instructions(cubin):
     """The machine code of each kernel, by its name."""
-    done = subprocess.run([cuobjdump(), "--dump-sass", str(cubin)], capture_output=True, text=True, check=True)
+    done = program(cuobjdump(), "--dump-sass", cubin)
     return dict(re.findall(r"Function : (\w+)\n(.*?)(?=Function : |\Z)", done.stdout, re.DOTALL))
 
 

@@ -15,9 +15,7 @@ from bipace_kernels.backends.cuda import _launch
 
 N = 128
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="the emulator switches its fibres on x86-64 alone"
-)
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator is for x86-64 alone")
 
 
 @pytest.fixture(scope="module")

@@ -57,9 +57,8 @@ class CuPy:
 
     def __init__(self, newest):
         self.launched, self.fails, self.stream = [], False, None
-        streams = (
-            SimpleNamespace(from_external=lambda s: self.on(s.__cuda_stream__()[1])) if newest else SimpleNamespace()
-        )
+        newer = {"from_external": lambda s: self.on(s.__cuda_stream__()[1])}
+        streams = SimpleNamespace(**newer if newest else {})
         self.cuda = SimpleNamespace(
             nvrtc=Nvrtc(), Stream=streams, Device=lambda index: nullcontext(),
             ExternalStream=lambda address, index: self.on(address, index),
@@ -145,9 +144,7 @@ def test_words_of_the_compiler_are_told(cupy):
 
     cupy.cuda.nvrtc.compileProgram = refuse
     cupy.cuda.nvrtc.getProgramLog = lambda program: "line 1: no such thing"
-    with pytest.raises(
-        RuntimeError, match=r"does not compile values\.cu for sm_90a: NVRTC_ERROR_COMPILATION\nline 1: no such"
-    ):
+    with pytest.raises(RuntimeError, match=r"does not compile values\.cu for sm_90a: NVRTC_ERROR_COMPILATION\nline 1"):
         launch(_cupy.CuPy())
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import PACKAGE, module
-from paths import HELPERS, ROOT
+from paths import HELPERS, ROOT, program
 
 pytest.importorskip(f"{PACKAGE}.gpu", reason="a wheel has no GPU benchmarks")
 chain, cases, checks, gpu, measure, report, rows, stages = map(
@@ -23,9 +23,6 @@ chain, cases, checks, gpu, measure, report, rows, stages = map(
 
 SCRIPT = ROOT / "bench" / "gpu.sh"
 TESTS = HELPERS.parent
-
-
-# ---------------------------------------------------------------------------------------------------- the micro-kernel
 
 
 def test_variants_of_the_micro_kernel():
@@ -50,9 +47,7 @@ def test_micro_kernel_compiles_and_spills_nothing(arch, tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on the PATH")
     flags = f"-std=c++17 -O3 -arch=sm_{arch} -cubin -Xptxas -v".split()
-    argv = ["nvcc", *flags, "-o", str(tmp_path / "chain.cubin"), str(chain.SOURCE)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = program("nvcc", *flags, "-o", tmp_path / "chain.cubin", chain.SOURCE)
     assert done.stderr.count("0 bytes stack frame, 0 bytes spill stores") == len(chain.variants())
 
 
@@ -75,9 +70,6 @@ def test_every_variant_of_the_micro_kernel_on_the_gpu():
         assert np.array_equal(held.cpu().numpy(), want), (threads, per)
     for step in chain.measure((16, 128), rounds=3):
         assert 0 < step.ns < 10_000
-
-
-# ------------------------------------------------------------------------------------------------------ rows and pages
 
 
 def _part(name="short", *measured, status="done"):
@@ -218,9 +210,6 @@ def test_a_page_of_another_schema_is_refused(tmp_path):
         report.load(tmp_path / "gpu.json")
 
 
-# ------------------------------------------------------------------------------------------------------------ programs
-
-
 def test_without_a_gpu_it_says_not_measured(tmp_path, capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
@@ -244,9 +233,7 @@ WANTED = {
 @pytest.mark.parametrize("name", ["tests-cuda", "short", "sweep", "stages", "others", "sanitize-cuda"])
 def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
     """By the CUDA emulator and Triton's interpreter: every row is right, or the program would end with 1."""
-    argv = [sys.executable, "-m", PACKAGE, "gpu", name, "--dry", "--out", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+    program(sys.executable, "-m", PACKAGE, "gpu", name, "--dry", "--out", tmp_path, timeout=900)
     (part,) = report.load(tmp_path / "gpu.json")
     ours = [r["name"].partition(": ") for r in part["rows"] if r["kind"] == "ours"]
     names = {backend: {what for of, _, what in ours if of == backend} for backend in cases.BACKENDS}
@@ -266,12 +253,8 @@ def without_others(module, *arguments):
     """`python -m module` where none of them is installed."""
     missing = f"import runpy, sys; sys.modules |= dict.fromkeys({OTHERS})"
     code = f"{missing}; runpy.run_module({module!r}, None, '__main__', True)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=200,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return program(sys.executable, "-c", code, *arguments, timeout=200, env=env).stdout
 
 
 @pytest.mark.slow
@@ -307,9 +290,7 @@ def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch, tmp
 @pytest.mark.parametrize("backend", cases.BACKENDS)
 def test_small_checks_without_a_gpu(backend):
     """By interpreter and emulator, all of them in one process."""
-    argv = [sys.executable, "-m", f"{PACKAGE}.gpu_smoke", "--dry", "--backend", backend]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = program(sys.executable, "-m", f"{PACKAGE}.gpu_smoke", "--dry", "--backend", backend, timeout=900)
     assert len(done.stdout.splitlines()) == len(module("gpu_smoke").checks(torch.device("cpu"), backend))
 
 
@@ -354,9 +335,6 @@ def test_a_program_that_hangs_is_stopped(tmp_path):
     assert "began" in log.read_text()
     assert checks.run_to_end([sys.executable, "-c", "raise SystemExit(3)"], log, seconds=30) == 3
     assert checks.tail(log).endswith("raise SystemExit(3)")
-
-
-# ------------------------------------------------------------------------------------------------- what hangs, and plans
 
 
 def watch(program, folder, **limits):
@@ -405,9 +383,8 @@ for _ in range(2):
     print("called", flush=True)
 """
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env, timeout=600
-    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env, timeout=600)
     assert done.returncode == 0, done.stderr
     before, first, second, *_ = done.stdout.split("called\n")
     said = before.split()
@@ -458,16 +435,13 @@ def everything():
 @pytest.mark.slow
 def test_a_first_run_without_a_gpu(interpreter, tmp_path):
     """A check that hangs costs its limit and one line, and one that dies costs one line; the rest goes on, in its order."""
-    done = subprocess.run(
-        ["bash", str(SCRIPT), str(tmp_path / "out"), "plan-1"], capture_output=True, text=True, check=False, timeout=900,
-        env={**os.environ, "PYTHON": str(interpreter), "DRY": "1", "LIMIT": "2"},
-    )  # fmt: skip
+    env = {"PYTHON": str(interpreter), "DRY": "1", "LIMIT": "2"}
+    done = program("bash", SCRIPT, tmp_path / "out", "plan-1", env=env, status=1, timeout=900)
     small, first = everything()
     want = dict.fromkeys((*small, *first), "fine")
     want["cuda: Config.hgpo()"] = "STOPPED while running, after 2 s"
-    want |= dict.fromkeys(
-        ["cuda: n-gram fingerprints", "triton: n-gram fingerprints", "first-gae-cuda"], "FAILED: status -11"
-    )
+    died = ["cuda: n-gram fingerprints", "triton: n-gram fingerprints", "first-gae-cuda"]
+    want |= dict.fromkeys(died, "FAILED: status -11")
     found = {part["name"]: part["lines"] for part in report.load(tmp_path / "out/gpu.json")}
     assert list(found) == ["smoke", "first"], done.stdout + done.stderr
     for name, lines in (("smoke", small), ("first", first)):
@@ -478,7 +452,7 @@ def test_a_first_run_without_a_gpu(interpreter, tmp_path):
         "== smoke",
         "== first",
     ]
-    assert said[-1] == "FAILED: smoke first" and done.returncode == 1
+    assert said[-1] == "FAILED: smoke first"
 
 
 @pytest.mark.slow
@@ -500,12 +474,11 @@ def test_a_killed_first_run_has_all_its_lines_on_disk(interpreter, tmp_path):
 
 
 def test_script_is_sound():
-    assert subprocess.run(["bash", "-n", str(SCRIPT)], check=False).returncode == 0
-    done = subprocess.run(["bash", str(SCRIPT), "--help"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
+    program("bash", "-n", SCRIPT)
+    done = program("bash", SCRIPT, "--help")
     for name in (*gpu.DEFAULT, *gpu.CHECKS, "build", "ncu", "WHEELS", "COMMIT"):
         assert name in done.stdout
-    assert subprocess.run(["bash", str(SCRIPT)], capture_output=True, check=False).returncode == 2
+    program("bash", SCRIPT, status=2)
 
 
 @pytest.mark.parametrize("plan", ["plan-1", "plan-2", "plan-3"])
@@ -525,11 +498,7 @@ esac
 echo "$*" >> {tmp_path}/asked
 """)
     python.chmod(0o755)
-    done = subprocess.run(
-        ["bash", str(SCRIPT), str(tmp_path / "out"), plan], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHON": str(python)},
-    )  # fmt: skip
-    assert done.returncode == 1
+    done = program("bash", SCRIPT, tmp_path / "out", plan, env={"PYTHON": str(python)}, status=1)
     asked = re.findall(r"^-m bench gpu (\S+) --seconds (\d+)", (tmp_path / "asked").read_text(), re.MULTILINE)
     assert [name for name, _ in asked] == others
     assert all(int(seconds) <= 270 for _, seconds in asked[:-1]) and int(asked[-1][1]) < 540

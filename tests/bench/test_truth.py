@@ -263,9 +263,8 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
 
 def test_a_file_of_the_current_folder_holds_ones_own(tmp_path, capsys, monkeypatch):
     small_set(tmp_path / "coin_hold.npz")
-    (tmp_path / "mine.py").write_text(
-        "import bipace_kernels as bk\nKNN = bk.Config.gae()\ndef fails(batch):\n    1 / 0\n"
-    )
+    code = "import bipace_kernels as bk\nKNN = bk.Config.gae()\ndef fails(batch):\n    1 / 0\n"
+    (tmp_path / "mine.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     words = ["--folder", ".", "--rollouts", "4", "--only", "GRPO", "--processes", "1", "--estimator"]
     assert truth.main([*words, "mine.py:KNN"]) == 0

@@ -454,9 +454,6 @@ def test_bad_options(golden, tmp_path, name):
     assert set(tmp_path.iterdir()) == before
 
 
-# ---- whole or not at all
-
-
 def test_output_path(golden, tmp_path):
     os.umask(umask := os.umask(0))
     assert "is a folder" in fail("advantage", golden, "--out", (tmp_path / "d.csv").mkdir() or tmp_path / "d.csv")
@@ -524,7 +521,6 @@ def test_killed_while_writing(golden, tmp_path, out, number):
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
     ) as process:
-        assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "writing\n"
         process.send_signal(number)
         errors = process.stderr.read()
@@ -549,7 +545,6 @@ def test_two_runs_at_once_keep_each_others_files(tmp_path):
 
 
 def test_a_note_where_the_partition_looks_degenerate(tmp_path, capfd):
-
     rows = [record(r, s, "always the same", "go", float(r == 0 and s == 9)) for r in range(2) for s in range(10)]
     result = run("advantage", write(tmp_path / "a.jsonl", rows), "--out", tmp_path / "o.csv", "--partition", "exact")
     assert result.exit_code == 0

@@ -16,7 +16,7 @@ from cli_runs import record, write
 from marks import slow
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from paths import ROOT
+from paths import ROOT, program
 from typer.testing import CliRunner
 
 import bipace_kernels as bk
@@ -138,17 +138,12 @@ def test_every_command_runs_with_only_the_packages_of_cli(words, tmp_path):
     refused = only_cli()
     assert {"pytest", "tqdm", "transformers"} & set(refused) and "torch" not in refused
     words = [word.replace("DATA", str(data)).replace("OUT", str(tmp_path / "out")) for word in words]
-    done = subprocess.run(
-        [sys.executable, "-c", ONLY, json.dumps(refused), *words], capture_output=True, text=True, cwd=tmp_path,
-        timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    argv = [sys.executable, "-c", ONLY, json.dumps(refused), *words]
+    program(*argv, cwd=tmp_path, timeout=300, env={"PYTHONPATH": str(ROOT)})
 
 
 def test_quickstart_runs():
-    path = ROOT / "examples" / "quickstart.py"
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=ROOT, check=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    done = program(sys.executable, ROOT / "examples" / "quickstart.py", cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
     assert len(done.stdout.splitlines()) == 7 and "singleton" in done.stdout
 
 
@@ -163,7 +158,7 @@ for args in (["--help"], ["advantage", "--help"], ["report", "--help"]):
         assert not end.code, end.code
 print([name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy", "bipace_kernels")])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = program(sys.executable, "-c", code, timeout=120)
     assert done.stdout.splitlines()[-1] == "[]"
 
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from bipace_kernels.cli import rollouts, states
 from bipace_kernels.cli._console import CliError
 
-GOOD = {
-    "task_id": "t", "rollout": 0, "step": 0, "observation": "room", "reward": 0.0, "action": "go", "success": True,
-}  # fmt: skip
+IDS = {"task_id": "t", "rollout": 0, "step": 0}
+GOOD = {**IDS, "observation": "room", "reward": 0.0, "action": "go", "success": True}
 
 
 def record(**changes):

@@ -44,8 +44,6 @@ def swept(x, sizes=None, epsilon=0.10, **others):
 
 EITHER = pytest.mark.parametrize("labels_of", [pytest.param(cosine, id="one"), pytest.param(swept, id="sweep")])
 
-# ---- the rule --------------------------------------------------------------------------------------------------------
-
 
 @EITHER
 def test_threshold_is_banded(labels_of):
@@ -214,9 +212,6 @@ def test_more_gram_matrices_than_fit_at_a_time():
     assert torch.equal(sweep(x, sizes, [0.1])[0], cosine(x, sizes, 0.1))
 
 
-# ---- what rows may hold ----------------------------------------------------------------------------------------------
-
-
 @EITHER
 @pytest.mark.parametrize("scale", [1e30, 3e38, 1e-25, 1e-30, 1e-38, 3e-43], ids=str)
 def test_huge_and_tiny_rows(labels_of, scale, isa):
@@ -314,9 +309,6 @@ def test_rows_without_direction_are_alone_even_unannounced(labels_of):
     assert labels_of(torch.zeros(5, 3)).tolist() == [0, 1, 2, 3, 4]
 
 
-# ---- ε = 0 -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_zero_epsilon_is_equality(dtype, isa):
     rng = np.random.default_rng(4)
@@ -368,9 +360,6 @@ def test_zero_epsilon_compares_what_hashes_alike():
     rows = torch.from_numpy(np.concatenate([words[fine], emulator[fine]]).view(np.float32))
     assert len(rows) > 300
     assert cosine(rows, epsilon=0.0).tolist() == list(range(len(rows)))
-
-
-# ---- the same bits ---------------------------------------------------------------------------------------------------
 
 
 @EITHER
@@ -513,9 +502,6 @@ def test_set_isa_names():
     before = native.isa()
     assert not native.set_isa("sse9")
     assert native.isa() == before
-
-
-# ---- anything --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)

@@ -26,8 +26,6 @@ else:
 
 OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
 
 def run(device, x, sizes=None, epsilon=0.1, **others):
     return device_sweep(device, x, sizes, [epsilon], **others)[0]

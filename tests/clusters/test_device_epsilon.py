@@ -9,7 +9,6 @@ from ragged import BACKEND, nothing_waits, stage, states
 import bipace_kernels as bk
 
 clusters = stage("clusters")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 EPSILONS = [0.1, 0.0, 0.35, 1.0]
 
@@ -58,9 +57,8 @@ def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
     x = torch.from_numpy(x).to(device)
     found = bk.cluster(x, group, EPSILONS, trajectory=trajectory, backend=BACKEND)
     for epsilon, labels in zip(EPSILONS, found, strict=True):
-        result = bk.advantage(
-            group, trajectory, np.ones(24), fingerprint=x, config=bk.Config.bigpo(epsilon), backend=BACKEND
-        )
+        given = {"fingerprint": x, "config": bk.Config.bigpo(epsilon), "backend": BACKEND}
+        result = bk.advantage(group, trajectory, np.ones(24), **given)
         assert torch.equal(result.cluster, labels)
 
 

@@ -9,7 +9,6 @@ import torch
 from ragged import room, stage
 
 clusters = stage("clusters")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 STEP = 2**26 + 16  # from the 32nd step on, 32 bits are too few
 EPSILONS = [0.0, 0.1, 1.0]

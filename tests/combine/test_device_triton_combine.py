@@ -8,7 +8,6 @@ from ragged import BACKEND, same_bits, sentinels, stage, unaligned
 import bipace_kernels as bk
 
 combine = stage("combine")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 ABSENT = (0.0, 0.0, 0.0, 0.0, -1, 0)
 MAX = torch.finfo(torch.float32).max

@@ -1,5 +1,7 @@
 """Values and GAE(λ) where the tensors are, against the reference."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,6 @@ from bipace_kernels.backends.schema import state_keys
 from bipace_kernels.estimators.landmarks import choose_landmarks
 
 critic, reference_critic = stage("critic"), Sized(reference_backend)
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 FEW_LANDMARKS = 16  # the interpreter is slow in finding the directions of many
 KERNEL = {"share": "group", "width": 0.3, "horizon": 4.0, "noise": 2.0, "same": 0.3}
@@ -116,14 +117,10 @@ def test_kernel_values_of_long_groups(device, monkeypatch, kernel):
 NUMBERS = [(0.95, 0.5), (1.0, 1.0), (0.0, 0.5), (0.9, 0.0)]
 FEW = [(NUMBERS[0], True, "none"), (NUMBERS[0], True, "batch"), (NUMBERS[0], False, "group"), (NUMBERS[1], True, "group"),
        (NUMBERS[2], True, "none"), (NUMBERS[3], False, "none")]  # fmt: skip
-EVERY = [
-    (numbers, masked, norm) for numbers in NUMBERS for masked in (False, True) for norm in ("none", "batch", "group")
-]
+EVERY = list(itertools.product(NUMBERS, (False, True), ("none", "batch", "group")))
 
 
-@pytest.mark.parametrize(
-    ("numbers", "masked", "norm"), [case if case in FEW else slow(*case) for case in EVERY], ids=str
-)
+@pytest.mark.parametrize(("numbers", "masked", "norm"), [c if c in FEW else slow(*c) for c in EVERY], ids=str)
 def test_gae_and_normed_advantage(device, numbers, masked, norm):
     case = Case(2)
     lay = case.lay

@@ -3,14 +3,12 @@
 import importlib.util
 import inspect
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
 import yaml
-from paths import ROOT
+from paths import ROOT, program
 
 import bipace_kernels as bk
 
@@ -51,11 +49,8 @@ def test_the_site_builds_strictly(tmp_path):
     for name in ("mkdocs", "material", "mkdocstrings"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed (make docs)")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], cwd=ROOT,
-        capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    done = program(*argv, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
     assert "WARNING" not in done.stderr
     page = (tmp_path / "site/docs/reference/advantages.html").read_text()
     assert "<tr><td><code>trajectory</code></td><td>[N] trajectory id, unique in the batch</td></tr>" in page

@@ -17,7 +17,6 @@ cpu = Sized(cpu_episode)
 reference = Sized(reference_episode)
 
 episode = stage("episode")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 RULES = [
     {"scope": scope, "norm": norm, "lone": lone, "delta": 1e-6}

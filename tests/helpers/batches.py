@@ -62,9 +62,7 @@ class Batch:
         return Batch(**columns, observation=[self.observation[i] for i in rows])
 
 
-def make_batch(
-    seed: int, groups: int = 4, trajectories: int = 4, longest: int = 7, dim: int = 12, states: int = 5
-) -> Batch:
+def make_batch(seed: int, groups: int = 4, trajectories: int = 4, longest: int = 7, dim: int = 12, states=5) -> Batch:
     """Ragged rollouts in processing order; states are shared inside a group, so every partition has work to do."""
     rng = np.random.default_rng(seed)
     group, trajectory, step = [], [], []

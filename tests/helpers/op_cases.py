@@ -28,9 +28,7 @@ def op_cases(name: str, device: str) -> list[Case]:
     def there(value: Any) -> Any:
         return value.to(device) if isinstance(value, torch.Tensor) else value
 
-    return [
-        (tuple(there(a) for a in args), {k: there(v) for k, v in kwargs.items()}) for args, kwargs in _cases()[name]
-    ]
+    return [(tuple(map(there, args)), {k: there(v) for k, v in kwargs.items()}) for args, kwargs in _cases()[name]]
 
 
 def _pairs(taken: torch.Tensor) -> torch.Tensor:

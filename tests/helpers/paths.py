@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 HELPERS = Path(__file__).resolve().parent
 ROOT = HELPERS.parents[1]
@@ -26,6 +27,14 @@ def python(code: str, *args: str, timeout: float = 120, cwd: Path | None = None,
         raise AssertionError(f"hung for {timeout} s; it had printed {out!r} and {err[-2000:]!r}") from None
     assert process.returncode == 0, f"status {process.returncode}, after {out[-2000:]!r}: {err[-3000:]}"
     return out.strip()
+
+
+def program(*argv: object, status: int | None = 0, env: dict[str, str] | None = None, **how: Any) -> Any:
+    """A program, which must end with this status if one is named, in this environment and `env`: what it printed."""
+    every = {**os.environ, **(env or {})}
+    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False, env=every, **how)
+    assert status in (None, done.returncode), f"status {done.returncode}: {(done.stdout + done.stderr)[-6000:]}"
+    return done
 
 
 def copy_tracked(to: Path) -> None:

@@ -39,9 +39,7 @@ def room(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[n] elements of which a CPU's memory holds only those that are touched; skips where there is no such room."""
     size = n * dtype.itemsize
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < size + 2**28:
-        pytest.skip(
-            f"needs {size >> 20} MB of the GPU's memory, {torch.cuda.mem_get_info(device)[0] >> 20} MB are free"
-        )
+        pytest.skip(f"needs {size >> 20} MB of the GPU's memory, which are not free")
     try:
         return torch.empty(n, dtype=dtype, device=device)
     except RuntimeError as error:

@@ -149,7 +149,5 @@ def install(patch: pytest.MonkeyPatch) -> Watched:
     """backend="triton" runs the stand-ins."""
     package = Watched()
     choose = dispatch.choose
-    patch.setattr(
-        dispatch, "choose", lambda backend, where=None: package if backend == "triton" else choose(backend, where)
-    )
+    patch.setattr(dispatch, "choose", lambda name, where=None: package if name == "triton" else choose(name, where))
     return package

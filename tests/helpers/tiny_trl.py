@@ -3,10 +3,6 @@
 import random
 from typing import Any
 
-import pytest
-
-pytest.importorskip("trl", reason="TRL is not installed: make test-integrations")
-
 import torch
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
 from bipace_kernels.integrations.trl.trainer import ROW
@@ -143,9 +139,8 @@ def by_hand(
                 })  # fmt: skip
                 spans.append((rank, b, t, end))
                 before = end
-    records = {
-        k: [row[k] for row in rows] for k in ("group", "trajectory", "step", "rewards", "episode_return", "truncated")
-    }
+    names = ("group", "trajectory", "step", "rewards", "episode_return", "truncated")
+    records = {name: [row[name] for row in rows] for name in names}
     if rows[0]["action"] is not None:
         keys, parsed = bk.action_keys([row["action"] for row in rows], mode="text")
     else:

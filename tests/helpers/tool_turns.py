@@ -4,10 +4,6 @@ import functools
 import json
 from typing import Any
 
-import pytest
-
-pytest.importorskip("trl", reason="TRL is not installed: make test-integrations")
-
 import tiny_trl as tt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast

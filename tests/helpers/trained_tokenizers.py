@@ -22,9 +22,8 @@ def corpus() -> list[str]:
     lines = []
     for _ in range(1500):
         verb, noun = rng.choice(VERBS), rng.choice(NOUNS)
-        lines.append(
-            f"<think>\nI should {verb} {noun}, since the task says so.\n</think>\n<action>{verb} {noun}</action>"
-        )
+        thought = f"I should {verb} {noun}, since the task says so."
+        lines.append(f"<think>\n{thought}\n</think>\n<action>{verb} {noun}</action>")
     return lines
 
 
@@ -60,9 +59,8 @@ def sentencepiece_style(kind: str = "llama") -> Tokenizer:
     pieces = sorted(spec["model"]["vocab"], key=spec["model"]["vocab"].get)
     vocabulary = {piece: index for index, piece in enumerate(_with_byte_tokens(pieces))}
     merges = [tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in spec["model"]["merges"]]
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    )
+    unknown = {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **unknown))
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     replace = normalizers.Replace(" ", "▁")
     if kind == "llama":

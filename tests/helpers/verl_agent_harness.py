@@ -145,9 +145,8 @@ class Workers:
 
     def __init__(self, config: Any, model: Any, packed: bool) -> None:
         OmegaConf.set_struct(config, False)
-        config.actor_rollout_ref.actor.update(
-            use_remove_padding=packed, use_torch_compile=False, ulysses_sequence_parallel_size=1
-        )
+        how = {"use_remove_padding": packed, "use_torch_compile": False, "ulysses_sequence_parallel_size": 1}
+        config.actor_rollout_ref.actor.update(how)
         self.worker = object.__new__(ActorRolloutRefWorker)
         self.worker.__dict__.update(
             _is_actor=True, _is_lora=False, _is_offload_param=False, _world_size=1, config=config.actor_rollout_ref,

@@ -101,9 +101,8 @@ def hgpo_advantage(
     return torch.tensor(total)[:, None] * response_mask
 
 
-core_gigpo, core_hgpo = (
-    types.SimpleNamespace(compute_step_discounted_returns=compute_step_discounted_returns) for _ in range(2)
-)
+CORE = {"compute_step_discounted_returns": compute_step_discounted_returns}
+core_gigpo, core_hgpo = types.SimpleNamespace(**CORE), types.SimpleNamespace(**CORE)
 
 
 def compute_advantage(data, adv_estimator, **kwargs):

@@ -116,9 +116,8 @@ class Server:
 
     async def generate(self, request_id, prompt_ids, sampling_params, **_):
         if self.reject:  # the client asks another server
-            return TokenOutput(
-                token_ids=[], log_probs=[], stop_reason="aborted", extra_fields={"global_steps": self.step}
-            )
+            fields = {"global_steps": self.step}
+            return TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted", extra_fields=fields)
         await self.open.wait()
         ids, log_probs = list(prompt_ids), []
         for _ in range(sampling_params["max_tokens"]):
@@ -127,9 +126,8 @@ class Server:
             ids.append(int(torch.multinomial(logits.exp(), 1)))
             log_probs.append(float(logits[ids[-1]]))
         written = ids[len(prompt_ids) :]
-        return TokenOutput(
-            token_ids=written, log_probs=log_probs, stop_reason="completed", extra_fields={"global_steps": self.step}
-        )
+        fields = {"global_steps": self.step}
+        return TokenOutput(token_ids=written, log_probs=log_probs, stop_reason="completed", extra_fields=fields)
 
     async def abort_all_requests(self, reject_request=False):
         self.open.clear()

@@ -73,9 +73,8 @@ def engine(module, monkeypatch, sp=1):
     cls = EngineRegistry.get_engine_cls("language_model", "fsdp")
     made = object.__new__(cls)
     made.module = module
-    made.engine_config = type(
-        "Config", (), {"entropy_checkpointing": False, "entropy_from_logits_with_chunking": False}
-    )()
+    off = {"entropy_checkpointing": False, "entropy_from_logits_with_chunking": False}
+    made.engine_config = type("Config", (), off)()
     made.ulysses_sequence_parallel_size, made.use_ulysses_sp = sp, sp > 1
     made.ulysses_parallel_group = dist.group.WORLD if sp > 1 else None
     made.pad_to_length = False

@@ -80,11 +80,8 @@ class LLM:
         """Layer k: what enters block k; beyond the last block what would go into the norm."""
         entering: dict[int, torch.Tensor] = {}
         blocks = self.model.model.layers
-        hooks = [
-            b.register_forward_pre_hook(lambda _, a, k=k: entering.update({k: a[0]})) for k, b in enumerate(blocks)
-        ]
-        norm = self.model.model.norm
-        hooks.append(norm.register_forward_pre_hook(lambda _, a: entering.update({len(blocks): a[0]})))
+        parts = enumerate([*blocks, self.model.model.norm])
+        hooks = [p.register_forward_pre_hook(lambda _, a, k=k: entering.update({k: a[0]})) for k, p in parts]
         self.model(torch.tensor([tokens]), use_cache=False)
         for hook in hooks:
             hook.remove()

@@ -3,11 +3,6 @@
 import json
 import math
 
-import pytest
-
-pytest.importorskip("trl", reason="TRL is not installed: see tests/integrations/requirements.txt")
-pytest.importorskip("verl", reason="verl is not installed: see tests/integrations/requirements.txt")
-
 from bench import trainer_steps
 
 

@@ -1,10 +1,7 @@
 """docs/trl.md and README.md's lines for TRL run as pasted, with a tiny model in place of the one from the hub."""
 
-import pytest
-
-pytest.importorskip("trl", reason="TRL is not installed: make test-integrations")
-
 import doc_blocks
+import pytest
 import tiny_trl as tt
 import tool_turns
 

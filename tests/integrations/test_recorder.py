@@ -139,13 +139,11 @@ def test_why_gae_gave_a_step_its_advantage_is_recorded(tmp_path, share):
         assert found["bipace_kernel"][at] == pytest.approx(k[wanted].tolist(), rel=1e-6)
     page = inspected(tmp_path / "update_00000000.parquet", tmp_path / "page")
     columns = page["columns"]
-    assert page["neighbours"] == "trained" and columns["trained"]["delta"] == pytest.approx(
-        found["bipace_delta"], rel=1e-3
-    )
+    assert page["neighbours"] == "trained"
+    assert columns["trained"]["delta"] == pytest.approx(found["bipace_delta"], rel=1e-3)
     place = {line - 1: i for i, line in enumerate(columns["line"])}
-    assert columns["neighbours"] == [
-        [place[j] for j in found["bipace_neighbours"][line - 1]] for line in columns["line"]
-    ]
+    near = [found["bipace_neighbours"][line - 1] for line in columns["line"]]
+    assert columns["neighbours"] == [[place[j] for j in of_row] for of_row in near]
 
 
 def test_padding_and_copies_are_left_out_and_groups_stay_whole(monkeypatch):

@@ -2,13 +2,12 @@
 
 import os
 import shutil
-import subprocess
 import sys
 
 import settings_page
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations.verl_agent.settings import keys
-from paths import ROOT
+from paths import ROOT, program
 
 from bipace_kernels.settings import ABSENT, Fields, settings_of
 
@@ -68,10 +67,8 @@ def test_a_field_of_the_table_is_a_setting_everywhere(tmp_path):
     shutil.copytree(ROOT / "bipace_kernels/cli/program", tmp_path / "bipace_cli", ignore=unneeded)
     path = package / "settings.py"
     path.write_text(path.read_text() + FIELD)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests/helpers")])}
-    command = [sys.executable, "-c", READ, str(tmp_path)]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests/helpers")])}
+    program(sys.executable, "-c", READ, tmp_path, env=environment, cwd=tmp_path)
 
 
 def test_the_page_holds_the_tables():

@@ -17,6 +17,8 @@ from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations._turns import KINDS, Turns, keys_of, windows
 from bipace_kernels.integrations._versions import check_version
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
 
@@ -440,8 +442,8 @@ def test_a_text_state_of_several_turns():
 def test_a_text_state_holds_three_turns_where_a_kernel_value_reads_it():
     for gae, turns in (({}, 3), ({"embedder": "ngram"}, 3), ({"embedder": "identity"}, 1), ({"value": "cluster"}, 1)):
         assert Settings(method="gae", **gae).turns_of_text == turns
-    for given in (None, 2):
-        assert Settings(method="bipace", embedder="ngram", text_turns=given).turns_of_text == (given or 1)
+    for turns in (None, 2):
+        assert Settings(method="bipace", embedder="ngram", text_turns=turns).turns_of_text == (turns or 1)
     for wrong in (0, True, 1.5):
         with pytest.raises(ValueError, match="text_turns must be an int of at least 1"):
             Settings(text_turns=wrong)
@@ -502,9 +504,8 @@ def test_a_reward_beyond_those_of_steps_is_added_once_at_the_last_step_of_its_ro
                      step_rewards=[[0.25, 0.5], [0.0, 0.5], [0.0, 0.5], [1.0, 1.0], [7.0, 7.0]])  # fmt: skip
     scores = torch.zeros(5, 3)
     scores[:, 2] = torch.tensor([5.25, 5.25, 5.25, 2.0, 9.0])
-    rows = dataclasses.replace(
-        rows, scores=scores, group=list("aaaap"), trajectory=[0, 0, 0, 1, 2], place=[0, 1, 1, 0, 0]
-    )
+    ids = {"group": list("aaaap"), "trajectory": [0, 0, 0, 1, 2], "place": [0, 1, 1, 0, 0]}
+    rows = dataclasses.replace(rows, scores=scores, **ids)
     settings = Settings(method="gae", value="group", reward_beyond_steps=beyond)
     states = States(settings)
     with pytest.warns(RuntimeWarning, match="rewards hold up to 4 beyond their step_rewards"):
@@ -535,3 +536,55 @@ def test_what_a_batch_is_is_logged_and_few_prompts_are_a_warning(share):
     assert metrics["bipace/truncated_fraction"] == pytest.approx(1 / 3)
     size = math.sqrt(float((result.advantage[:5].double() ** 2).mean()))
     assert metrics["bipace/advantage_rms"] == pytest.approx(size) if share == "group" else size == pytest.approx(1.0)
+
+
+bit = st.integers(0, 1)
+masks = st.integers(0, 9).flatmap(lambda t: st.lists(st.lists(bit, min_size=t, max_size=t), min_size=1, max_size=4))
+
+
+def by_loop(mask, starts=None):
+    """Turns that a mask says, by a loop over its tokens."""
+    turns = []
+    for b, row in enumerate(mask):
+        found, begin = [], None
+        for t, written in enumerate([*row, 0]):
+            edge = begin is not None and (not written or (starts is not None and starts[b][t]))
+            if edge:
+                found.append((begin, t))
+                begin = None
+            if written and begin is None:
+                begin = t
+        turns += [(b, i, *span) for i, span in enumerate(found or [(0, 0)])]
+    return turns
+
+
+@given(masks, st.randoms(use_true_random=False), st.booleans())
+def test_turns_are_the_runs_of_the_mask_and_told_apart_where_starts_say_so(mask, random, told):
+    starts = [[random.randint(0, 1) for _ in row] for row in mask] if told else None
+    both = (rows and torch.tensor(rows, dtype=torch.int64).reshape(len(mask), -1) for rows in (mask, starts))
+    turns = Turns.of(*both)
+    columns = (turns.row, turns.step, turns.start, turns.stop)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == by_loop(mask, starts)
+    assert turns.last.tolist() == [i + 1 == len(turns) or turns.row[i + 1] != turns.row[i] for i in range(len(turns))]
+
+
+@given(masks)
+def test_a_step_s_advantage_stands_on_its_tokens_alone(mask):
+    mask = torch.tensor(mask, dtype=torch.int64).reshape(len(mask), -1)
+    turns = Turns.of(mask)
+    advantage = torch.arange(1.0, len(turns) + 1)
+    wanted = torch.zeros(mask.shape)
+    for value, b, start, stop in zip(advantage, turns.row, turns.start, turns.stop, strict=True):
+        wanted[b, start:stop] = value
+    assert torch.equal(turns.spread(advantage), wanted)
+    assert torch.equal(turns.spread(advantage) != 0, mask != 0)
+
+
+def test_rewards_at_the_end_and_positions():
+    turns = Turns.of(torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]))
+    assert turns.on_last(torch.tensor([3.0, 5.0, 7.0])).tolist() == [0, 3, 5, 7]
+    places = turns.positions(10)
+    assert places.column.tolist() == [9, 12, 9, 9]
+    assert places.offsets.tolist() == [0, 2, 3, 4]
+    assert turns.positions(torch.tensor([2, 5, 7])).column.tolist() == [1, 4, 4, 6]
+    assert turns.counts.tolist() == [2, 1, 1]

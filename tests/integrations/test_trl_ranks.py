@@ -2,17 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("trl", reason="TRL is not installed: make test-integrations")
-
 import tiny_trl as tt
 import torch
-from paths import HELPERS
+from paths import HELPERS, program
 
 import bipace_kernels as bk
 
@@ -44,12 +40,15 @@ def ranks(tmp_path_factory):
 def run(folder, ways, **more):
     paths = os.pathsep.join([str(Path(bk.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     environment = {"OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(HELPERS / "trl_ranks.py"),
-         str(folder), json.dumps(ways)],
-        env={**os.environ, **environment, "PYTHONPATH": paths, **more}, capture_output=True, text=True, timeout=220, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    argv = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "--standalone",
+        HELPERS / "trl_ranks.py",
+    ]
+    program(*argv, folder, json.dumps(ways), env={**environment, "PYTHONPATH": paths, **more}, timeout=220)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 

@@ -8,9 +8,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("trl", reason="TRL is not installed: make test-integrations")
-
 import tiny_trl as tt
 import torch
 from bipace_kernels.integrations import _states
@@ -53,9 +50,6 @@ def check(trainer, config=CONFIGS["bipace"], **how):
     for batch in trainer.batches:
         (wanted,) = tt.by_hand(batch, config=config, **how)
         assert torch.equal(batch["output"]["advantages"], wanted)
-
-
-# ------------------------------------------------------------------------------------------------------- the estimators
 
 
 @pytest.mark.parametrize("extras", [(), pytest.param(("step_rewards",), marks=pytest.mark.slow), ALL])
@@ -171,17 +165,13 @@ def test_auto_without_hidden_states_takes_ngrams_with_one_warning(tmp_path, monk
     assert log["bipace/epsilon"] == 0.25 and log["bipace/embedder/ngram"] == 1.0
 
 
-# ------------------------------------------------------------------------------------------- forwards, batches and losses
-
-
 TWICE = {"num_iterations": 2, "max_steps": 3}  # a forward for old log-probs
 EARLY = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}  # no forward but one of our own
+HALVES = {"steps_per_generation": 2, "per_device_train_batch_size": 4}
 FORWARDS = {"of the loss": {}, "of old log-probs": TWICE, "that ends early": EARLY}
 
 
-@pytest.mark.parametrize(
-    "options", [TWICE, {**TWICE, "beta": 0.1}, {"steps_per_generation": 2, "per_device_train_batch_size": 4}]
-)
+@pytest.mark.parametrize("options", [TWICE, {**TWICE, "beta": 0.1}, HALVES])
 def test_the_old_log_prob_forward_is_tapped(tmp_path, no_early_exit, options):
     tt.make_model().save_pretrained(tmp_path / "model")  # a reference is loaded from where the model came from
     model = Qwen2ForCausalLM.from_pretrained(tmp_path / "model")
@@ -338,9 +328,6 @@ def test_turns_back_to_back_are_told_by_turn_starts(tmp_path):
     assert torch.equal(halves[..., 0], halves[..., 1]) and (halves[:, 0, 0] != halves[:, 1, 0]).any()
 
 
-# ----------------------------------------------------------------------------------------------------- what stays as it was
-
-
 def test_grpo_trains_as_trl_does(tmp_path):
     models = [tt.make_model(), tt.make_model()]
     for model, cls in zip(models, (GRPOTrainer, tt.BiPACEGRPOTrainer), strict=True):
@@ -375,9 +362,6 @@ def test_evaluation_is_trl_s_own_and_leaves_training_alone(tmp_path):
     alone = trained(tmp_path, rollout_func=tt.rollout, learning_rate=0.0)
     for a, b in zip(trainer.batches, alone.batches, strict=True):
         assert torch.equal(a["output"]["advantages"], b["output"]["advantages"])
-
-
-# --------------------------------------------------------------------------------------------------------------- settings
 
 
 def test_epsilon_auto_is_chosen_once_and_goes_with_the_checkpoint(tmp_path, caplog):
@@ -496,9 +480,6 @@ def test_scale_rewards_decides_the_episode_norm():
     assert config(scale_rewards="batch", bipace_method="grpo").settings.method == "grpo"
     for other in (config, partial(published, bipace_episode_weight=0.0)):  # no episode term
         assert other(scale_rewards="batch").settings.config().episode_weight == 0
-
-
-# -------------------------------------------------------------------------------------------------------------- wrong use
 
 
 def test_a_layer_that_the_model_lacks(tmp_path):

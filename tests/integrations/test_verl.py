@@ -1,33 +1,26 @@
 """verl with BiPACE: its plugin, its configuration, and the v0 driver's compute_advantage() on a DataProto."""
 
 import logging
-import subprocess
 import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
-
-import bipace_kernels as bk
-
-pytest.importorskip("verl")
 from bipace_kernels.integrations import _turns
 from bipace_kernels.integrations.verl import driver_v0
 from bipace_kernels.integrations.verl.estimator import HIDDEN, Bipace, estimate, settings_of
 from marks import slow
+from paths import program
 from verl_stand_ins import Words, config, default, of, run_of
+
+import bipace_kernels as bk
 
 SEARCH = "hydra.searchpath=[pkg://bipace_kernels.integrations.verl.config]"
 
 
-# -------------------------------------------------------------------------------------------------------- the plugin
-
-
 def run(code, env):
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True
-    ).stdout
+    return program(sys.executable, "-W", "ignore", "-c", code, env=env, timeout=120).stdout
 
 
 def test_verl_loads_the_plugin_by_itself_and_nothing_early(installed):
@@ -85,9 +78,6 @@ def test_a_release_without_a_part_still_trains(monkeypatch):
     monkeypatch.setattr(plugin.importlib, "import_module", missing)
     with pytest.warns(RuntimeWarning, match=r"could not patch verl\.trainer\.ppo\.core_algos: .* docs/verl\.md"):
         plugin.load("verl.trainer.ppo.core_algos", "ours")
-
-
-# ---------------------------------------------------------------------------------------------------- configuration
 
 
 # The paper's table of script-level settings: G, layer, ε.
@@ -167,9 +157,6 @@ def test_states_are_asked_for_where_a_forward_gives_them():
     bypass = [("algorithm.rollout_correction.bypass_mode", True)]
     assert of(bypass).request == {}  # auto: n-grams
     assert of(bypass, embedder="actor_hidden").request["early_exit"] is True
-
-
-# -------------------------------------------------------------------------------------------------- v0: compute_advantage
 
 
 class Driver:
@@ -432,9 +419,6 @@ def test_rejected_tokens_get_nothing_and_keep_the_turns(monkeypatch):
     assert torch.equal(got, whole * rejected)
 
 
-# -------------------------------------------------------------------------------------------------------- wrong use
-
-
 def test_a_failure_leaves_the_batch_as_it_was(advantages):
     data = batch(MULTI)
     before = {name: value.clone() for name, value in data.batch.items()}
@@ -486,9 +470,6 @@ def test_other_estimators_are_verl_s_own(monkeypatch):
     got = ray_trainer.compute_advantage(batch(MULTI), "grpo", num_repeat=2, config=None)
     wanted = stock(batch(MULTI), "grpo", num_repeat=2, config=None)
     assert torch.equal(got.batch["advantages"], wanted.batch["advantages"])
-
-
-# ------------------------------------------------------------------------------------------------------ checkpoints
 
 
 def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path, caplog):

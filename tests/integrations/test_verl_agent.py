@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from bipace_kernels.integrations.verl_agent import launch as launcher
 from bipace_kernels.integrations.verl_agent.batch import HIDDEN, HIDDEN_IDS, IDS, mark, write_advantages
 from bipace_kernels.integrations.verl_agent.capture import log_prob
 from omegaconf import OmegaConf
+from paths import program
 from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
 from transformers import PreTrainedTokenizerFast
@@ -115,9 +115,8 @@ def to_rows(batch, first, values):
 def episode_term(group, score):
     """verl-agent's: every row counts, and no σ."""
     config = bk.Config.grpo(episode_norm="none", episode_scope="step", lone_trajectory="raw")
-    return bk.advantage(
-        group, torch.arange(len(group)), None, returns=score, episode_return=score, config=config
-    ).advantage
+    each = torch.arange(len(group))
+    return bk.advantage(group, each, None, returns=score, episode_return=score, config=config).advantage
 
 
 # ------------------------------------------------------------------------------------------- equal to verl-agent's own
@@ -304,9 +303,8 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, 
 
 
 def test_a_method_of_one_s_own_is_the_configuration_that_it_names(ready, tokenizer, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import bipace_kernels as bk\nMINE = bk.Config.gigpo(step_weight=3.0, episode_weight=0.0)\n"
-    )
+    code = "import bipace_kernels as bk\nMINE = bk.Config.gigpo(step_weight=3.0, episode_weight=0.0)\n"
+    (tmp_path / "mine.py").write_text(code)
     settings = settings_of(config_of(tmp_path, f"algorithm.gigpo.bipace_method='{tmp_path}/mine.py:MINE'"))
     assert settings.config().step_weight == 3.0
     batch = ready(7, settings)
@@ -781,12 +779,9 @@ def test_a_runner_in_a_process_of_ray_is_prepared_there(tmp_path, on):
     (tmp_path / "ray_entry.py").write_text(RAY_MAIN)
     asked = ["algorithm.gigpo.bisim_grouping=True", "algorithm.gigpo.bisim_embedder=ngram"] if on else []
     paths = os.pathsep.join([str(tmp_path), str(Path(bk.__file__).parent.parent)])
-    done = subprocess.run(
-        [sys.executable, "-c", START, "algorithm.gigpo.bisim_eps=0.2", "hydra.run.dir=out", *asked], cwd=tmp_path,
-        # Ray's processes have low priority, and a busy machine hardly lets them start.
-        env={**os.environ, "PYTHONPATH": paths, "RAY_worker_niceness": "0"}, capture_output=True, text=True, timeout=150,
-        check=False,
-    )  # fmt: skip
+    # Ray's processes have low priority, and a busy machine hardly lets them start.
+    how = {"cwd": tmp_path, "env": {"PYTHONPATH": paths, "RAY_worker_niceness": "0"}, "timeout": 150, "status": None}
+    done = program(sys.executable, "-c", START, "algorithm.gigpo.bisim_eps=0.2", "hydra.run.dir=out", *asked, **how)
     assert f"told True {on} 0.2" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
 
 
@@ -795,8 +790,5 @@ def test_all_of_this_with_the_fork():
     if FORK is None:
         pytest.skip("BIPACE_VERL_AGENT names no checkout of xlan156/verl-agent")
     path = os.pathsep.join([str(FORK), os.environ.get("PYTHONPATH", ""), str(Path(bk.__file__).parent.parent)])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-m", "not slow"],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    argv = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    program(*argv, env={"PYTHONPATH": path}, timeout=400)

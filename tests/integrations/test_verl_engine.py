@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-
-import bipace_kernels as bk
-
-pytest.importorskip("verl")
 from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace
 from marks import slow
 from spawned import spawn
 from verl_stand_ins import VOCABULARY, engine, model, run_of
+
+import bipace_kernels as bk
 
 # Row by row: tokens of the prompt, and the response's mask.  Two turns; one; none (truncated); one, behind tool tokens.
 ROWS = [(5, [1, 1, 0, 0, 1]), (3, [1, 1, 1]), (4, [0, 0]), (2, [0, 1, 1, 0, 0, 1, 1])]

@@ -14,7 +14,6 @@ import torch
 
 import bipace_kernels as bk
 
-pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 import tiny_trl as tt
 from bipace_kernels.integrations.verl.estimator import HIDDEN, IDS, LABELS

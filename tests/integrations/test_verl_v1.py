@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 import bipace_kernels as bk
 
-pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 from bipace_kernels.integrations.verl.estimator import HIDDEN, IDS, LABELS, NAME
 from verl_stand_ins import Words, advantages_of, engine, model, run_of
@@ -84,9 +83,8 @@ class Sampler:
                         {"prompt_len": len(begin), "response_len": len(response), "seq_len": len(begin + response),
                          "min_global_steps": 1, "max_global_steps": 1, "global_steps": global_steps}
                     )  # fmt: skip
-        return tq.kv_batch_put(
-            keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id=partition_id
-        ), {}
+        made = list_of_dict_to_tensordict(fields)
+        return tq.kv_batch_put(keys=keys, fields=made, tags=tags, partition_id=partition_id), {}
 
 
 class Workers:
@@ -198,9 +196,7 @@ def test_an_update_on_the_advantages_of_the_records(queue, trainer, method, mult
     for name, value in result.metrics().items():
         assert metrics[name] == pytest.approx(value, abs=1e-5), name
     log_prob, *others = run.actor_rollout_wg.seen
-    assert (
-        NAME in log_prob and len(others) == 2
-    )  # of the reference and of the update, neither tapped nor sent the states
+    assert NAME in log_prob and len(others) == 2  # the reference's and the update's, neither tapped nor sent the states
     assert not any(other & {NAME, HIDDEN, LABELS, IDS} for other in others)
     run._compute_metrics(batch, metrics, timing, global_steps=1, epoch=0)
     assert metrics["critic/advantages/max"] == pytest.approx(max(float(row.max()) for row in wanted), abs=1e-6)

@@ -16,8 +16,6 @@ reference = Sized(reference_observations)
 observations = stage("observations")
 TILE = 128  # records: one or two programs, compared with one or two tiles at a time
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
 
 def exact(device, lay, codes, taken=None):
     with sentinels():

@@ -2,11 +2,10 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 
 import pytest
-from paths import HELPERS
+from paths import HELPERS, program
 
 CODE = f"""
 import json, sys, threading, torch, numpy
@@ -33,9 +32,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def found():
     """Modules that were not there with torch and NumPy, at each point; threads after the import."""
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(program(sys.executable, "-c", CODE, timeout=300).stdout)
 
 
 def tops(names):

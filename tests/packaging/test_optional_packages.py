@@ -2,14 +2,12 @@
 
 import ast
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
 from marks import slow
-from paths import ROOT
+from paths import ROOT, program
 
 import bipace_kernels as bk
 from bipace_kernels.support import optional
@@ -31,10 +29,8 @@ sys.meta_path.insert(0, Block())
 
 def run(code, *blocked, cwd=ROOT):
     """Python in a separate process, in which these packages are not installed."""
-    return subprocess.run(
-        [sys.executable, "-c", BLOCK.format(blocked=blocked) + code], capture_output=True, text=True, check=False,
-        cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    code, env = BLOCK.format(blocked=blocked) + code, {"PYTHONPATH": str(ROOT)}
+    return program(sys.executable, "-c", code, status=None, cwd=cwd, env=env)
 
 
 def command(*words, blocked):

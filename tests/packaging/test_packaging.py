@@ -9,7 +9,7 @@ import zipfile
 
 import benchmarks
 import pytest
-from paths import ROOT, copy_tracked
+from paths import ROOT, copy_tracked, program
 
 resources = benchmarks.module("resources")
 CUDA_CMAKE = ROOT / "cmake/cuda.cmake"
@@ -19,11 +19,8 @@ def build_wheel(folder, **environment):
     """`pip wheel .` from a copy of what git tracks, in isolation: the build sees neither torch nor this folder."""
     source, out = folder / "source", folder / "wheel"
     copy_tracked(source)
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(out), str(source)],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONNOUSERSITE": "1", **environment},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", out, source]
+    program(*command, env={"PYTHONNOUSERSITE": "1", **environment})
     (path,) = out.glob("*.whl")
     return path
 
@@ -95,7 +92,7 @@ def needed(wheel, folder):
         archive.extractall(folder)
     found = {}
     for path in sorted(folder.glob("bipace_kernels/*.so")):
-        dump = subprocess.run(["readelf", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+        dump = program("readelf", "-d", path).stdout
         assert "RPATH" not in dump
         assert "RUNPATH" not in dump
         found[path.name.partition(".")[0]] = set(re.findall(r"NEEDED.*\[(.+?)\]", dump))
@@ -123,7 +120,7 @@ def test_a_wheel_with_cuda_kernels(cuda_wheel, tmp_path):
         assert libraries <= C_LIBRARY, (name, libraries)
     (path,) = tmp_path.glob("bipace_kernels/_cuda*.so")
     command = [resources.cuobjdump(), "--list-elf", "--list-ptx", str(path)]
-    archs = subprocess.run(command, capture_output=True, text=True, check=True)
+    archs = program(*command)
     assert set(re.findall(r"\.sm_(\d+\w?)\.cubin", archs.stdout)) == {"80", "90a", "100", "120"}
     assert set(re.findall(r"\.(?:sm|compute)_(\d+\w?)\.ptx", archs.stdout)) == {"120"}
 
@@ -170,7 +167,7 @@ def cuda_cmake(folder, before, *options):
     (folder / "CMakeLists.txt").write_text("\n".join(lines))
     build = folder / f"build{len(list(folder.iterdir()))}"
     command = ["cmake", "-S", str(folder), "-B", str(build), "-G", "Unix Makefiles", "-DCMAKE_MAKE_PROGRAM=true"]
-    return subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    return program(*command, *options, status=None)
 
 
 def test_cuda_that_is_asked_for_and_missing_fails_the_build(tmp_path):

@@ -99,9 +99,8 @@ def test_a_bad_copy_of_a_step_spoils_its_trajectory(backend):
             config = bk.Config.gigpo(duplicates=duplicates)
             with pytest.raises(ValueError, match=r"rewards must be finite.*nan at row"):
                 bk.advantage(rewards=rewards, config=config, backend=backend, **arguments)
-            result = bk.advantage(
-                rewards=rewards, config=replace(config, on_invalid="singleton"), backend=backend, **arguments
-            )
+            aside = replace(config, on_invalid="singleton")
+            result = bk.advantage(rewards=rewards, config=aside, backend=backend, **arguments)
             assert result.cluster.tolist() == [-1, -1, -1, 0, 1]
             assert not result.advantage[:3].any()
             assert torch.isfinite(result.advantage).all()

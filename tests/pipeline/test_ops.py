@@ -318,7 +318,6 @@ def test_handles_go_with_their_objects():
 def test_sizes_are_checked_before_a_view_is_copied():
     lay, value = bk.layout([0, 0], [0, 0]), torch.zeros(2, dtype=torch.float64)
     huge = torch.zeros((), dtype=torch.float64).expand(1 << 50)  # no memory holds its copy
+    given = (huge, value, None, lay.trajectory_offsets, None, 0.9, 0.9)
     with pytest.raises(ValueError, match=r"value must have shape .* as rewards has it"):
-        torch.ops.bipace.gae_advantage(
-            huge, value, None, lay.trajectory_offsets, None, 0.9, 0.9, n_trajectories=1, taken=None
-        )
+        torch.ops.bipace.gae_advantage(*given, n_trajectories=1, taken=None)

@@ -19,9 +19,7 @@ import bipace_kernels as bk
 
 OFFSETS = 16  # elements: 64 bytes of float32, so every alignment that a vector load can meet
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, as DataLoader and Ray use it")
-needs_proc = pytest.mark.skipif(
-    not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc/self/clear_refs"
-)
+needs_proc = pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
 
 
 def everywhere(fingerprint):
@@ -112,9 +110,8 @@ rewards, gigpo = [0.0, 1.0, 0.0, 0.0], bk.Config.gigpo()
 r = bk.advantage([0] * 4, [0, 0, 1, 1], rewards, observation=list("abab"), config=gigpo, backend="cpu")
 print(json.dumps([*files, leaked, r.cluster.tolist()]))
 """
-    done = subprocess.run(
-        [interpreter, "-c", code], cwd=elsewhere, env=env, capture_output=True, text=True, check=False
-    )
+    argv = [interpreter, "-c", code]
+    done = subprocess.run(argv, cwd=elsewhere, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     *files, leaked, cluster = json.loads(done.stdout)
     folders = ("bipace_kernels", "integrations", "bench", "bipace_kernels/cli")
@@ -125,9 +122,8 @@ print(json.dumps([*files, leaked, r.cluster.tolist()]))
 @pytest.mark.slow
 def test_import_writes_no_file(tmp_path):
     """In a copy of the package, so that other tests' bytecode is not taken for a file of ours."""
-    shutil.copytree(
-        ROOT / "bipace_kernels", tmp_path / "lib/bipace_kernels", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    of_others = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "bipace_kernels", tmp_path / "lib/bipace_kernels", ignore=of_others)
     for name in ("cwd", "home", "tmp"):
         (tmp_path / name).mkdir()
     code = f"""

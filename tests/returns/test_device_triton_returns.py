@@ -17,7 +17,6 @@ cpu = Sized(cpu_returns)
 reference = Sized(reference_returns)
 
 returns = stage("returns")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 GAMMAS = (0.0, 0.5, 0.95, 1.0)
 

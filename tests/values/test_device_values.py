@@ -17,7 +17,6 @@ cpu = Sized(cpu_values)
 reference = Sized(reference_values)
 
 values = stage("values")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 ESTIMATORS = [("mean", "none"), ("mean", "std"), ("diff_peer", "none"), ("q_style", "none")]
 DELTA = 1e-6
