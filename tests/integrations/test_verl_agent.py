@@ -289,7 +289,7 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, 
     }
     term = bk.advantage(
         group, trajectory, rewards, step=step, truncated=[cut and t % 2 == 0 for t in trajectory.tolist()], **states[value],
-        config=bk.Config.gae(value, **changes),
+        config=bk.Config.gae(value, embedder="ngram", **changes),
     )  # fmt: skip
     episode = episode_term(group, batch.batch["token_level_rewards"].sum(-1)[first])
     total = changes.get("episode_weight", 0.0) * episode + 0.7 * term.step_advantage
