@@ -54,5 +54,5 @@ def using(num_threads: Any = None) -> Iterator[None]:
 
 
 def count() -> int:
-    """Threads of the next native call: using()'s, BIPACE_NUM_THREADS, or torch.get_num_threads(); at most the cores."""
+    """Threads of the next native call: using()'s, BIPACE_NUM_THREADS, or torch's; at most the cores, or 16."""
     return min(_chosen.get() or env.num_threads() or torch.get_num_threads(), _MOST)

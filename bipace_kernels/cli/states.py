@@ -1,4 +1,4 @@
-"""From records to the arguments of `bipace_kernels.advantage()`: states, fingerprints, action keys.
+"""From records to the arguments of `bipace_kernels.advantage()`: states and fingerprints.
 
 The state of a record is its observation, or with "history:K" its last K + 1 observations, its own included; a record
 with fewer uses all it has.  For the partition "exact" such a state is the tuple of observations; where a text
