@@ -19,9 +19,11 @@ ROOT = Path(__file__).resolve().parent
 
 
 class CMakeBuild(build_ext):
-    """Builds `bipace_kernels._native`, and `._cuda` where the kernels are wanted, by CMake: it has the sources and flags.
+    """Builds `bipace_kernels._native`, and `._cuda` where the kernels are wanted, by CMake: it has the sources and
+    flags.
 
-    BIPACE_CUDA=auto|0|1 and BIPACE_CUDA_ARCHS (e.g. "80 90") go through to cmake/cuda.cmake, which says what it decided.
+    BIPACE_CUDA=auto|0|1 and BIPACE_CUDA_ARCHS (e.g. "80 90") go through to cmake/cuda.cmake, which says what it
+    decided.
     """
 
     has_cuda = False
@@ -123,8 +125,8 @@ class LeaveOut(build_py):
 
 setup(
     # `integrations/` is at the top of the repository and installs as bipace_kernels.integrations; packages are
-    # listed explicitly so that no other top-level folder ends up in a user's site-packages.  bipace_cli is the program's
-    # options, beside bipace_kernels so that `bipace --help` loads no torch.
+    # listed explicitly so that no other top-level folder ends up in a user's site-packages.  bipace_cli is the
+    # program's options, beside bipace_kernels so that `bipace --help` loads no torch.
     packages=[
         "bipace_kernels",
         "bipace_cli",

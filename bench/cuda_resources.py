@@ -1,7 +1,7 @@
 """GPU resources of the CUDA kernels as reported by nvcc (`python -m bench cuda_resources`); needs no GPU.
 
-Each source of csrc/cuda/ is compiled for each architecture of a release, with the flags of the build, and `ptxas -v` reports
-registers, stack, spills and static shared memory of each kernel.  Dynamic shared memory is set by the launch.
+Each source of csrc/cuda/ is compiled for each architecture of a release, with the flags of the build, and `ptxas -v`
+reports registers, stack, spills and static shared memory of each kernel.  Dynamic shared memory is set by the launch.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ _COLUMNS: report.Columns = {
 def as_markdown(rows: Sequence[Kernel], version: str) -> str:
     return report.page(
         "Resources of the CUDA kernels",
-        f"Written by `python -m bench cuda_resources`: {version}, no GPU took part. Registers, stack and spills are per "
+        f"Written by `python -m bench cuda_resources`: {version}, no GPU took part. Registers, stack and spills are "
+        "per "
         "thread, static shared memory per block, in bytes.",
         f"{len(rows)} compiled kernels, {sum(kernel.spills for kernel in rows)} with spills.",
         report.table(_COLUMNS, map(dataclasses.asdict, rows)),
@@ -112,7 +113,8 @@ def as_markdown(rows: Sequence[Kernel], version: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compiles everything, prints the table, writes the files; exit status 1 where something spills or serializes."""
-    parser = report.parser("cuda_resources", "Registers, spills and shared memory of every CUDA kernel; needs nvcc, no GPU.",
+    parser = report.parser("cuda_resources",
+                           "Registers, spills and shared memory of every CUDA kernel; needs nvcc, no GPU.",
                            writes="cuda_resources.json and cuda_resources.md")  # fmt: skip
     parser.add_argument("--arch", type=int, nargs="+", choices=sorted(SHARED_LIMIT), default=sorted(SHARED_LIMIT),
                         metavar="SM", help="default: those of a release")  # fmt: skip

@@ -1,11 +1,12 @@
-"""Host time of a call on a GPU: Python, torch's operators and Triton's launches (`python -m bench eager`); needs no GPU.
+"""Host time of a call on a GPU: Python, torch's operators and Triton's launches (`python -m bench eager`); needs no
+GPU.
 
 The tensors of a tiny batch are on the CPU and pass for a GPU's, so an operator takes about as long as its dispatch.
 Triton compiles its kernels for sm_90 and prepares each launch as on a GPU, but its driver launches nothing, and neither
 does the provider of the CUDA kernels.  So the time of the driver and of torch's allocator on a GPU is left out.
 
-CPU time of this process.  Other processes on the machine make rounds longer, never shorter: compare the shortest, and run
-two versions in turn.
+CPU time of this process.  Other processes on the machine make rounds longer, never shorter: compare the shortest, and
+run two versions in turn.
 """
 
 import argparse
@@ -127,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         without = measure(call, rounds)
         jit.run = prepared
         sys.stdout.write(
-            f"advantage(), BiPACE preset, {backend}: {min(whole):.3f} ms (median {statistics.median(whole):.3f}), of which "
+            f"advantage(), BiPACE preset, {backend}: {min(whole):.3f} ms (median {statistics.median(whole):.3f}), of "
+            "which "
             f"Triton's {by_triton} launches {min(whole) - min(without):.3f}; launches of CUDA kernels: {by_cuda}\n"
         )
     return 0

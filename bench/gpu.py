@@ -72,7 +72,8 @@ def _run(name: str, arguments: argparse.Namespace) -> bool:
         save()
         try:
             if name in CHECKS:
-                fine = CHECKS[name](gpu_checks.Run(part, arguments.out, arguments.seconds, arguments.limit, arguments.dry,
+                fine = CHECKS[name](gpu_checks.Run(part, arguments.out, arguments.seconds, arguments.limit,
+                                                   arguments.dry,
                                                    save, _tell))  # fmt: skip
             else:
                 fine = _measure(name, part, arguments, save)
@@ -353,7 +354,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("out/gpu"), metavar="DIR", help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for each part (default: 480)")
     parser.add_argument("--limit", type=float, default=gpu_checks.LIMITS["running"], metavar="S",
-                        help="for each check of smoke and first, without its preparation and compiling (%(default)s)")  # fmt: skip
+                        help="for each check of smoke and first, after its preparation (%(default)s)")  # fmt: skip
     parser.add_argument("--watched", action="store_true", help=gpu_checks.WATCHED)
     parser.add_argument("--commit", default="", metavar="ID", help="of the sources, where this is no checkout")
     parser.add_argument(

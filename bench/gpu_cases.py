@@ -39,7 +39,8 @@ def expected(backend: str) -> bool:
 
 
 def dry_cuda() -> None:
-    """Triton by its interpreter, backend="cuda" on CPU tensors by the tests' emulator: in a checkout, with a compiler."""
+    """Triton by its interpreter, backend="cuda" on CPU tensors by the tests' emulator: in a checkout, with a
+    compiler."""
     os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton so far
     helpers = Path(__file__).resolve().parent.parent / "tests/helpers"
     if (helpers / "cuda_emulator.py").exists():

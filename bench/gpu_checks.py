@@ -125,8 +125,8 @@ def watch(
 ) -> tuple[bool, str]:
     """Runs a program and passes its lines on; whether it ended well, and why there is no line that says so.
 
-    It begins with the phase "preparing", and says by a line "#running" that another one begins. Each phase has a limit of its
-    own: a program that has used up one of them, or is there at the deadline (of time.monotonic()), is ended.
+    It begins with the phase "preparing", and says by a line "#running" that another one begins. Each phase has a limit
+    of its own: a program that has used up one of them, or is there at the deadline (of time.monotonic()), is ended.
     """
     left, phase, lines, rest = dict(limits), "preparing", 0, b""
     with _started(argv, log, {}, stdout=subprocess.PIPE) as process:

@@ -109,7 +109,8 @@ def _planted(batch: w.Steps, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _tile(device: torch.device, warpgroups: bool) -> str:
-    """One tile of the tensor cores against float64: by groups of four warps where the GPU has them, or by single warps."""
+    """One tile of the tensor cores against float64: by groups of four warps where the GPU has them, or by single
+    warps."""
     with mock.patch.object(gpu_stages.module("cuda", "gram"), "WARPGROUPS", warpgroups):
         worst = gpu_stages.worst_cosine(device, 1, 128, 64)
     beyond = f", beyond {gpu_stages.COSINE:g}" * (not worst <= gpu_stages.COSINE)

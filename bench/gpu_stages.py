@@ -226,7 +226,8 @@ def presets(x: Batch, backend: str) -> list[Case]:
 
 
 def worst_cosine(device: torch.device, groups: int, records: int, dim: int) -> float:
-    """The largest |cosine − float64| of a pair: rows with a direction in common, and some features far larger than others."""
+    """The largest |cosine − float64| of a pair: rows with a direction in common, and some features far larger than
+    others."""
     generator = torch.Generator().manual_seed(dim)
     x = 1.5 * torch.randn(1, dim, generator=generator) + 0.15 * torch.randn(groups * records, dim, generator=generator)
     x[:, :4] *= 60

@@ -46,19 +46,20 @@ RESULTS = FOLDER.parent / "results/truth/truth.json"
 KINDS = ("hidden2", "ngram1", "ngram3", "ngram6", "sentence1")
 EMBEDDER_OF = {"hidden": "actor_hidden", "ngram": "ngram", "sentence": "sentence"}  # a kind without its number
 ABOUT = """\
-A truth set holds rollouts of one policy and, for each record, the mean discounted return of M fresh continuations from its
-state (bench/truth/README.md). From it follows the true advantage A* = r + γ V(next state) - V(state). An estimator sees G
-rollouts a prompt, sixteen prompts or more at a time, and is judged by the correlation of its advantages with A* over all
-records of a set; sets with more rollouts are cut into batches of G, so that every G is judged on the same records.
+A truth set holds rollouts of one policy and, for each record, the mean discounted return of M fresh continuations from
+its state (bench/truth/README.md). From it follows the true advantage A* = r + γ V(next state) - V(state). An estimator
+sees G rollouts a prompt, sixteen prompts or more at a time, and is judged by the correlation of its advantages with A*
+over all records of a set; sets with more rollouts are cut into batches of G, so that every G is judged on the same
+records.
 
 - **r**: that correlation. **corrected**: r / √(reliability of the truth); reliability from the two halves of the
   continuations, by Spearman and Brown. Intervals: 95 %, bootstrap over prompt groups.
-- **rollouts**: how many rollouts a prompt BiPACE as published (Q-style, ε 0.1, with its episode term) needs for the same r,
-  interpolated in log G.
-- **policy gradient**: where a set holds the gradients of its commands' log-probabilities, the cosine between the batch's
-  policy gradient under the estimate and under A*.
-- Where a set holds hidden states of the policy, those before the last block are the fingerprints; else n-grams of the last
-  three observations and the actions between them."""
+- **rollouts**: how many rollouts a prompt BiPACE as published (Q-style, ε 0.1, with its episode term) needs for the
+  same r, interpolated in log G.
+- **policy gradient**: where a set holds the gradients of its commands' log-probabilities, the cosine between the
+  batch's policy gradient under the estimate and under A*.
+- Where a set holds hidden states of the policy, those before the last block are the fingerprints; else n-grams of the
+  last three observations and the actions between them."""
 
 
 @dataclass(frozen=True)
@@ -469,7 +470,8 @@ _SETS: report.Columns = {
 
 
 def comparison(summary: Summary, own: Sequence[str]) -> list[str | list[str]]:
-    """One's own rows among the baselines, best first, with their differences to Config.gae(); nothing without own rows."""
+    """One's own rows among the baselines, best first, with their differences to Config.gae(); nothing without own
+    rows."""
     families = families_of(summary.sets)
     measured = {size for found in summary.sets for name, size in found.sums if name in own}
     if not measured:
@@ -497,7 +499,8 @@ def difference(found: tuple[float, Floats]) -> str:
 
 
 def leaderboard(document: dict[str, Any]) -> list[str]:
-    """Every row with 8 rollouts a prompt in results of the held-out sets, best first: mean r over the sets of a kind."""
+    """Every row with 8 rollouts a prompt in results of the held-out sets, best first: mean r over the sets of a
+    kind."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in document["rows"]:
         if row["rollouts"] == 8:
@@ -555,8 +558,10 @@ def expected_table(summary: Summary) -> list[str | list[str]]:
             parts += [
                 f"## Expected policy gradient, {found.name}",
                 "Cosine of a batch's Σ A ∇ log π(command) with its expectation under the true advantages, which other "
-                "rollouts of the same prompts estimate without bias; its difference to Config.gae() on the same ones; and "
-                "for each G: cosine, bias (the share of the mean's square that does not point along the expected gradient; "
+                "rollouts of the same prompts estimate without bias; its difference to Config.gae() on the same ones; "
+                "and "
+                "for each G: cosine, bias (the share of the mean's square that does not point along the expected "
+                "gradient; "
                 "noise can take it below 0) and variance (of one batch, in squares of its mean).",
                 report.grid(["estimator", "G 8", f"less {DEFAULT}", *(f"G {size}" for size in SIZES)], rows),
             ]
@@ -577,9 +582,11 @@ def gradient_table(summary: Summary) -> list[str | list[str]]:
     reliability = ", ".join(f"{found.gradient_reliability:.2f} ({found.name})" for found in sets)
     return [
         "## Policy gradient at 8 rollouts a prompt",
-        "Cosine between the batch's Σ A ∇ log π(command) under the estimate and under A*. Its reliability, from the two halves "
+        "Cosine between the batch's Σ A ∇ log π(command) under the estimate and under A*. Its reliability, from the "
+        "two halves "
         f"of the continuations: {reliability}. "
-        "A bootstrap draw repeats prompts and lacks others, so intervals extend further below the estimate than above it.",
+        "A bootstrap draw repeats prompts and lacks others, so intervals extend further below the estimate than above "
+        "it.",
         report.grid(["estimator", "mean", *(found.name for found in sets)], rows),
     ]
 
@@ -603,7 +610,8 @@ def as_json(sets: list[Found], seconds: float, command: str) -> dict[str, Any]:
             draws = sums.r(summary.draws[found.name])
             low, high = interval(draws)
             row = {
-                "set": found.name, "estimator": name, "rollouts": size, "r": round(float(sums.r()), 5), "low": round(low, 5),
+                "set": found.name, "estimator": name, "rollouts": size, "r": round(float(sums.r()), 5),
+                "low": round(low, 5),
                 "high": round(high, 5), "corrected": round(float(sums.r()) / float(np.sqrt(found.reliability)), 5),
                 "cpu_seconds": round(found.seconds[name, size], 3),
             }  # fmt: skip
@@ -624,7 +632,8 @@ def as_json(sets: list[Found], seconds: float, command: str) -> dict[str, Any]:
             "sets": about, "rows": rows}  # fmt: skip
 
 
-PICTURE = {  # colours, in drawing order; Q-style at the ε that is best with 8 rollouts, or the most there are, in the panel
+# colours, in drawing order; Q-style at the ε that is best with 8 rollouts, or the most there are, in the panel
+PICTURE = {
     "GRPO": "#999999",
     "GiGPO": "#CC79A7",
     Q_STYLE: "#D55E00",
@@ -695,7 +704,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     option = functools.partial(parser.add_argument, metavar="TEXT", default="")
     option("--estimator", action="append", default=[], metavar="FILE.py:NAME",
-           help="your own, or MODULE:NAME: a bipace_kernels.Config, or a function that takes a Batch (bench.truth_batches) "
+           help="your own, or MODULE:NAME: a bipace_kernels.Config, or a function that takes a Batch "
+                "(bench.truth_batches) "
            "and gives [N] advantages; may be repeated")  # fmt: skip
     option("--role", default="hold", choices=("choose", "hold", "all"), metavar=None,
            help="which sets (default: %(default)s)")  # fmt: skip

@@ -112,7 +112,8 @@ def batches(found: TruthSet) -> list[Batch]:
 
 
 def parts(batch: Batch, rollouts: int) -> Iterator[Batch]:
-    """The batch cut into disjoint ones of `rollouts` trajectories a prompt; trajectories that are left over stay out."""
+    """The batch cut into disjoint ones of `rollouts` trajectories a prompt; trajectories that are left over stay
+    out."""
     first = np.append(True, batch.group[1:] != batch.group[:-1])
     new = np.append(True, batch.trajectory[1:] != batch.trajectory[:-1])
     count = np.cumsum(new) - 1

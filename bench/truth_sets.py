@@ -1,6 +1,7 @@
 """The file format of a truth set: one compressed npz, no pickles, no field that needs this package to be read.
 
-    meta          JSON text: name, environment, policy, role ("choose" | "hold"), gamma, horizon, continuations, seed, made_by
+    meta          JSON text: name, environment, policy, role ("choose" | "hold"), gamma, horizon, continuations, seed,
+                  made_by
     batch         [N] int16    independent batches from 0 on: an estimator sees one of them at a time
     group         [N] int32    prompt group, unique in the file
     trajectory    [N] int32    unique in the file; rows are sorted by group, trajectory, step
@@ -13,10 +14,11 @@
     texts         [bytes] uint8: JSON list of the distinct texts
     hidden_<k>    [N, D] float16  hidden_states[k] at the position before the command; where the set has any.  The lower
                   ones may be NaN after a prompt's first rollouts
-    gradient      [N, K] float16  numbers whose inner products stand for those of ∇ log π(command | record), up to a factor:
-                  coordinates in the leading directions, which hold meta's gradient_share of the squared lengths, and random
-                  projections of the rest; 0 where batch < 0; where the set has any.  With meta's "target": "other
-                  rollouts", the policy gradient to compare with is the expected one, which the other rollouts estimate
+    gradient      [N, K] float16  numbers whose inner products stand for those of ∇ log π(command | record), up to a
+                  factor: coordinates in the leading directions, which hold meta's gradient_share of the squared
+                  lengths, and random projections of the rest; 0 where batch < 0; where the set has any.  With meta's
+                  "target": "other rollouts", the policy gradient to compare with is the expected one, which the other
+                  rollouts estimate
 A batch < 0 has no truth (values 0): it is what the updates before saw, -1 the last one; where the set has any.
 """
 
@@ -86,8 +88,8 @@ def write(
     path: Path, meta: dict[str, Any], rows: Sequence[Sequence[Any]], hidden: dict[int, NDArray[np.float16]],
     gradient: Floats | None = None,
 ) -> None:  # fmt: skip
-    """Rows (batch, group, trajectory, step, reward, value_a, value_b, observation, action), sorted by group, trajectory,
-    step; ValueError otherwise."""
+    """Rows (batch, group, trajectory, step, reward, value_a, value_b, observation, action), sorted by group,
+    trajectory, step; ValueError otherwise."""
     columns: dict[str, Any] = dict(zip(_DTYPES, zip(*rows, strict=True), strict=True))
     order = np.lexsort((columns["step"], columns["trajectory"], columns["group"]))
     if not np.array_equal(order, np.arange(len(order))):

@@ -1,7 +1,8 @@
-"""Ideas that were tried on the truth sets and not implemented: `python -m bench truth --tried`; FINDINGS.md judges them.
+"""Ideas that were tried on the truth sets and not implemented: `python -m bench truth --tried`; FINDINGS.md judges
+them.
 
-Each is a function of a Batch that gives [N] advantages, for batches of the sizes of the truth sets only: values by whole kernel
-matrices, in float64.
+Each is a function of a Batch that gives [N] advantages, for batches of the sizes of the truth sets only: values by
+whole kernel matrices, in float64.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def half_whitened(batch: Batch) -> Floats:
     kept = s > 1e-3 * s[0]
     rows = (u[:, kept] * np.sqrt(s[kept])) @ v[kept]
     result = bk.advantage(
-        batch.group, batch.trajectory, batch.reward, step=batch.step, fingerprint=torch.from_numpy(rows.astype(np.float32)),
+        batch.group, batch.trajectory, batch.reward, step=batch.step,
+        fingerprint=torch.from_numpy(rows.astype(np.float32)),
         config=GAE,
     )  # fmt: skip
     return result.advantage.numpy().astype(np.float64)
@@ -74,7 +76,8 @@ def lambda_by_pairs(batch: Batch) -> Floats:
 
 
 def with_memory(batch: Batch, decay: float) -> Floats:
-    """GAE over a value from the batch and the ones before it, whose covariance with the batch is multiplied by `decay`."""
+    """GAE over a value from the batch and the ones before it, whose covariance with the batch is multiplied by
+    `decay`."""
     size = len(np.unique(batch.trajectory)) // len(np.unique(batch.group))
     past = None if batch.past is None or decay == 0 else next(parts(batch.past, size), batch.past)
     both = [batch] if past is None else [batch, past]

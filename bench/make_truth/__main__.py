@@ -55,7 +55,8 @@ def main() -> None:
     if arguments.set == "alfworld" and arguments.check:
         raise SystemExit(1 if alfworld.check(arguments.games) else 0)
     maker, variants = {
-        "textcraft": (textcraft, textcraft.NOISES), "model": (model, model.UPDATES), "alfworld": (alfworld, alfworld.NOISES)
+        "textcraft": (textcraft, textcraft.NOISES), "model": (model, model.UPDATES),
+        "alfworld": (alfworld, alfworld.NOISES)
     }[arguments.set]  # fmt: skip
     for role in textcraft.ROLES:
         for variant in variants:

@@ -2,9 +2,9 @@
 
     python -m bench.make_truth alfworld --games FOLDER     # of the games' folders, each with a game.tw-pddl
 
-The searcher knows the goal's sentence, what it observed and the admissible commands, nothing else. What it remembers is a function
-of its own commands and observations, so state, memory and steps left decide the distribution of its return: values are shared
-between records that agree in all three.
+The searcher knows the goal's sentence, what it observed and the admissible commands, nothing else. What it remembers is
+a function of its own commands and observations, so state, memory and steps left decide the distribution of its return:
+values are shared between records that agree in all three.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """TextCraft with the example's model as policy: at the warm start, half-way and at the end of a training run.
 
-`train` runs the example's own training once, in the trainers' environment (`make test-integrations` makes it), and keeps weights of
-some updates; `make` needs torch and transformers only.  `along` does both for a committed run of the example.
+`train` runs the example's own training once, in the trainers' environment (`make test-integrations` makes it), and
+keeps weights of some updates; `make` needs torch and transformers only.  `along` does both for a committed run of the
+example.
 """
 
 import argparse
@@ -29,7 +30,8 @@ DIRECTIONS, SKETCH = 192, 128  # numbers that a set keeps of each gradient: exac
 
 
 def split(tokenizer: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Published tasks of depth 2 and 3 that fit, by a fixed shuffle: those that the policy was trained on, and 25 others."""
+    """Published tasks of depth 2 and 3 that fit, by a fixed shuffle: those that the policy was trained on, and 25
+    others."""
     from environment import published
     from model import commands_needed, prompt_text
 
@@ -44,7 +46,8 @@ def split(tokenizer: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class Played:
-    """One batch of a set: its number, the file of the policy's weights (None: the start's), what is played, and the seed."""
+    """One batch of a set: its number, the file of the policy's weights (None: the start's), what is played, and the
+    seed."""
 
     number: int
     weights: Path | None
@@ -106,7 +109,8 @@ def make(path: Path, update: int, role: str, arguments: argparse.Namespace) -> N
 
 
 def along(run: Path, continuations: int, out: Path) -> None:
-    """Sets of the policies after ALONG updates of a finished run of the example, into `out`; the training is repeated first."""
+    """Sets of the policies after ALONG updates of a finished run of the example, into `out`; the training is repeated
+    first."""
     example("textcraft")
     import trainer
     from environment import TextCraft
@@ -205,7 +209,8 @@ def _make(
     gradient[: len(coordinates), : coordinates.shape[1]] = coordinates
     meta |= {
         "gamma": GAMMA, "horizon": HORIZON, "continuations": continuations, "rollouts": ROLLOUTS, "seed": seed,
-        "hidden": "the policy's own", "gradient_share": round(share, 4), "tasks": [task.task_id for task in batches[0].tasks],
+        "hidden": "the policy's own", "gradient_share": round(share, 4),
+        "tasks": [task.task_id for task in batches[0].tasks],
     }  # fmt: skip
     write(path, meta, rows, {layer: np.concatenate(found) for layer, found in states.items()}, gradient)
 
@@ -228,11 +233,11 @@ def _gradients(model: Any, episode: Any) -> Any:
 
 
 def _coordinates(gradients: Any) -> tuple[Any, float]:
-    """[N, DIRECTIONS + SKETCH] numbers whose inner products are those of gradients [N, weights], in units of their mean square
-    length, and the share of the squared lengths in the leading directions.
+    """[N, DIRECTIONS + SKETCH] numbers whose inner products are those of gradients [N, weights], in units of their mean
+    square length, and the share of the squared lengths in the leading directions.
 
-    Exact in the DIRECTIONS leading ones; the rest is projected on SKETCH random directions, which keeps its inner products
-    without bias.
+    Exact in the DIRECTIONS leading ones; the rest is projected on SKETCH random directions, which keeps its inner
+    products without bias.
     """
     import torch
 

@@ -1,4 +1,5 @@
-"""TextCraft with the noisy planner: generated tasks, true values by fresh continuations, hidden states of the warm start."""
+"""TextCraft with the noisy planner: generated tasks, true values by fresh continuations, hidden states of the warm
+start."""
 
 import argparse
 import random

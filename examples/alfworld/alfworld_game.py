@@ -1,10 +1,10 @@
 """An ALFWorld game as a graph that grows on demand: states as facts, commands as edges, with the game's texts.
 
-TextWorld runs these games at tens of steps per second, since it renders every command at every step, and it cannot return to a
-state. The games themselves are planning problems that Fast Downward's translator (part of TextWorld) grounds into a finite list
-of operators. This module applies the operators and writes the texts of the games' own grammar, a thousand times as fast;
-`compare()` compares it with TextWorld. Intended differences: no "You arrive at loc 4. " (as in ReAct), objects listed by
-name instead of in the order of a set.
+TextWorld runs these games at tens of steps per second, since it renders every command at every step, and it cannot
+return to a state. The games themselves are planning problems that Fast Downward's translator (part of TextWorld)
+grounds into a finite list of operators. This module applies the operators and writes the texts of the games' own
+grammar, a thousand times as fast; `compare()` compares it with TextWorld. Intended differences: no "You arrive at loc
+4. " (as in ReAct), objects listed by name instead of in the order of a set.
 
 Needs textworld[pddl] (1.7.0), of which it only uses the translator.
 """
@@ -283,9 +283,11 @@ class Game:
     def _examined(self, key: bytes, item: str) -> str:
         name = self.names[item]
         if item in self.holders:
-            return f"This is a normal {name}. In it, you see {self._listed(self._inside(key, 'inreceptacleobject', item))}."
+            inside = self._listed(self._inside(key, "inreceptacleobject", item))
+            return f"This is a normal {name}. In it, you see {inside}."
         clean, hot, cool, sliced = (self.holds(key, p, item) for p in ("isclean", "ishot", "iscool", "issliced"))
-        words = {(1, 1, 0): "hot and clean", (1, 0, 1): "cool and clean", (1, 1, 1): "hot and clean", (1, 0, 0): "clean",
+        words = {(1, 1, 0): "hot and clean", (1, 0, 1): "cool and clean", (1, 1, 1): "hot and clean",
+                 (1, 0, 0): "clean",
                  (0, 1, 0): "hot", (0, 1, 1): "hot", (0, 0, 1): "cool"}  # fmt: skip
         state = words.get((clean, hot, cool), "")
         if sliced:
@@ -306,7 +308,8 @@ def _pair(line: str) -> tuple[int, int]:
 
 
 def _names(items: Iterable[str]) -> dict[str, str]:
-    """ "apple_bar__minus_00_dot_59..." is "apple 1": numbered by the order of the ids, kind by kind; basins by their own kind."""
+    """ "apple_bar__minus_00_dot_59..." is "apple 1": numbered by the order of the ids, kind by kind; basins by their
+    own kind."""
     count: dict[str, int] = defaultdict(int)
     out = {}
     for item in sorted(items):
@@ -324,8 +327,8 @@ def _names(items: Iterable[str]) -> dict[str, str]:
 def compare(path: Path, steps: int, seed: int) -> list[str]:
     """Differences between this module and TextWorld's own engine over a noisy episode; empty where there are none.
 
-    The scripted searcher plays it, with 30 % random commands, so that goals are reached too.  Observations are compared as sorted
-    words, for TextWorld lists objects in the order of a set.
+    The scripted searcher plays it, with 30 % random commands, so that goals are reached too.  Observations are compared
+    as sorted words, for TextWorld lists objects in the order of a set.
     """
     import textworld
     from searcher import Memory, Searcher

@@ -1,7 +1,8 @@
 """ALFWorld's games as tasks: train and test tasks, their episodes, and the searcher's demonstrations.
 
-Game files are not included.  `prepare()` reads a folder of them once, with TextWorld's translator, and saves the data of each Game.
-games.json names the 474 games that the committed runs were drawn from and says on which side of their split each stands.
+Game files are not included.  `prepare()` reads a folder of them once, with TextWorld's translator, and saves the data
+of each Game. games.json names the 474 games that the committed runs were drawn from and says on which side of their
+split each stands.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ def _game(file: Path) -> Game:
 def prepare(games: Path, out: Path, say: Callable[[str], None], named: Path | None = NAMED) -> list[str]:
     """A file for each game below the folder, and an index of train and test games; existing files are kept.
 
-    Games of one task, a kind with its object, place and room, are on one side together.  Left out are games with more than
-    MOST_PLACES receptacles, those that want two things placed, and those that open with the same text as another one.
+    Games of one task, a kind with its object, place and room, are on one side together.  Left out are games with more
+    than MOST_PLACES receptacles, those that want two things placed, and those that open with the same text as another
+    one.
 
     named    only the games of this file are read, split as it says, and ValueError names how many of its train and test
              games the folder lacks; None: all games of the folder, a quarter of their tasks drawn for testing
@@ -171,11 +173,12 @@ def demonstration(task: Task, noise: float, horizon: int, strays: bool, rng: ran
     return parts
 
 
-# A kind of thing is a token of its own wherever it stands, so that the "mug" of a goal is the "mug" of a list and of a command.
-# Its number in a list includes the text up to the next kind.
+# A kind of thing is a token of its own wherever it stands, so that the "mug" of a goal is the "mug" of a list and of a
+# command. Its number in a list includes the text up to the next kind.
 PIECES = (
     r"</action>|<action>(?:go to|open|close|take|put|clean|heat|cool|use|examine|slice)? ?|You are in [^,]+, you see a "
-    r"|Your task is to: |You [a-z ]+ the | (?:from|in/on|with|using)(?: the)? | \d+(?:,(?: and)? a )?|On the |, you see(?: a )?"
+    r"|Your task is to: |You [a-z ]+ the | (?:from|in/on|with|using)(?: the)? | \d+(?:,(?: and)? a )?|On the |, you "
+    r"see(?: a )?"
     r"|The | is (?:open|closed)\.| In it, you see(?: a )?|Nothing happens|[a-z]+|\.?\n+"
 )
 
@@ -195,7 +198,8 @@ def renamed(
 ) -> list[tuple[str, int]]:
     """The texts; in half of the episodes with the kinds of places permuted, and those of things.
 
-    So where a thing was in an episode cannot be known by heart, but what kinds of places things are usually in can be learned.
+    So where a thing was in an episode cannot be known by heart, but what kinds of places things are usually in can be
+    learned.
     """
     if rng.random() < 0.5:
         return list(parts)

@@ -1,7 +1,7 @@
 """Trains a small model on real ALFWorld games by critic-free methods, with the trainer of examples/textcraft.
 
-python examples/alfworld/train_alfworld.py games --games FOLDER    # once: needs textworld[pddl]==1.7.0, nothing after it does
-python examples/alfworld/train_alfworld.py all                     # warm start, tuning, runs, report; resumes after interruptions
+python examples/alfworld/train_alfworld.py games --games FOLDER   # once: this needs textworld[pddl]==1.7.0
+python examples/alfworld/train_alfworld.py all                    # warm start, tuning, runs, report; resumes
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def games(
         bool, typer.Option(help="all games of the folder, split anew, not those of games.json")
     ] = False,
 ) -> None:
-    """Reads the games once and splits them by task; half a second each.  Games that cannot be read are skipped and named."""
+    """Reads the games once and splits them by task; half a second each.  Games that cannot be read are skipped and
+    named."""
     try:
         broken = prepare(source, out, console.print, None if own_split else NAMED)
     except (ValueError, ImportError) as error:
@@ -161,7 +162,8 @@ def everything(
         warm(model, prepared, change, device, threads)
     options = ["--model", str(model), "--prepared", str(prepared), "--device", device, "--threads", str(threads)]
     failed = campaign.complete(
-        [__file__], options, settings, out, HERE / "tuned.json" if model == START else out / "tuned.json", METHODS, plan,
+        [__file__], options, settings, out, HERE / "tuned.json" if model == START else out / "tuned.json", METHODS,
+        plan,
         processes, console.print, tune_only,
     )  # fmt: skip
     if failed:

@@ -1,8 +1,9 @@
 """BabyAI's levels as text: a room drawn anew for every task, an instruction, and what stands in the agent's view.
 
-Levels and the expert are those of the package minigrid (3.2.0): Chevalier-Boisvert et al., BabyAI (2019).  A task is a level and
-a seed, so there are as many tasks as seeds, and no task needs to come twice.  The agent sees 7 x 7 cells before it, as the
-original one does; the text lists the things in them by their place ("red ball 2 ahead 1 left") and how far it can go.
+Levels and the expert are those of the package minigrid (3.2.0): Chevalier-Boisvert et al., BabyAI (2019).  A task is a
+level and a seed, so there are as many tasks as seeds, and no task needs to come twice.  The agent sees 7 x 7 cells
+before it, as the original one does; the text lists the things in them by their place ("red ball 2 ahead 1 left") and
+how far it can go.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Task:
 
 
 class BabyAI:
-    """One episode.  A command that is none changes nothing; reward 1 where the instruction is carried out, which ends it."""
+    """One episode.  A command that is none changes nothing; reward 1 where the instruction is carried out, which ends
+    it."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.done = task, False

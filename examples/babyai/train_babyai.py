@@ -1,6 +1,8 @@
-"""BabyAI's rooms as text, drawn anew for every task: the comparison of examples/textcraft in an environment that repeats nothing.
+"""BabyAI's rooms as text, drawn anew for every task: the comparison of examples/textcraft in an environment that
+repeats nothing.
 
-Needs minigrid==3.2.0 beside the trainers' environment.  What is compared, and how, was fixed before the runs: README.md.
+Needs minigrid==3.2.0 beside the trainers' environment.  What is compared, and how, was fixed before the runs:
+README.md.
 
 python examples/babyai/train_babyai.py warm      # the warm start
 python examples/babyai/train_babyai.py tune      # all tuning runs; resumes after interruptions
@@ -38,7 +40,8 @@ VALIDATION_TASKS = 200
 # What becomes a piece of its own: a command, a thing, where it stands.  BPE makes these one token or few.
 PIECES = (
     r"</action>|<action>[a-z ]+|(?:(?:locked|closed|open) )?(?:red|green|blue|purple|yellow|grey) (?:ball|box|key|door)"
-    r"|(?: \d ahead)?(?: \d (?:left|right))|(?: \d ahead)|holding |; |, |free \d|Goal: put the |Goal: open the door| next to the "
+    r"|(?: \d ahead)?(?: \d (?:left|right))|(?: \d ahead)|holding |; |, |free \d|Goal: put the |Goal: open the door| "
+    r"next to the "
     r"|nothing|Nothing happens\.|\n+"
 )
 

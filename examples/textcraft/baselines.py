@@ -5,7 +5,8 @@ extra_trees     scikit-learn's extremely randomized trees on the hidden states
 ridge           ridge regression on the same inputs
 
 Each takes the batch as arrays of one row a command, sorted by trajectory and step, and gives V̂ [N].
-As rows of the truth benchmark: PYTHONPATH=examples/textcraft python -m bench truth --estimator baselines:truth_step_means
+As rows of the truth benchmark: PYTHONPATH=examples/textcraft python -m bench truth --estimator
+baselines:truth_step_means
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def group_means(returns: Floats, group: Integers) -> Floats:
 
 
 def step_means(returns: Floats, group: Integers, step: Integers, shrinkage: float = SHRINKAGE) -> Floats:
-    """V̂ = μ + Σ (R − μ) / (n + κ) over the n records of the same prompt and step, μ the prompt's mean, κ = `shrinkage`."""
+    """V̂ = μ + Σ (R − μ) / (n + κ) over the n records of the same prompt and step, μ the prompt's mean, κ =
+    `shrinkage`."""
     mean = group_means(returns, group)
     _, number = np.unique(np.stack([group, step]), axis=1, return_inverse=True)
     number = number.reshape(-1)
@@ -47,7 +49,8 @@ def inputs(states: NDArray[Any], returns: Floats, group: Integers, step: Integer
 def extra_trees(
     states: NDArray[Any], returns: Floats, group: Integers, step: Integers, *, leaf: int = 5, seed: int = 0
 ) -> Floats:
-    """V̂ of 100 trees with at least `leaf` records a leaf, each split among √34 inputs, fitted to the batch's own returns.
+    """V̂ of 100 trees with at least `leaf` records a leaf, each split among √34 inputs, fitted to the batch's own
+    returns.
 
     Needs scikit-learn.
     """
@@ -91,7 +94,8 @@ def truth_ridge(batch: Any) -> Floats:
 
 
 def truth_constant(batch: Any) -> Floats:
-    """The true advantage's mean over each trajectory: no estimate that is constant along trajectories correlates better.
+    """The true advantage's mean over each trajectory: no estimate that is constant along trajectories correlates
+    better.
 
     It reads the truth, so it is a limit and no estimator.
     """

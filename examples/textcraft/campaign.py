@@ -1,9 +1,9 @@
 """The runs, their order, and the tuning of each method.
 
-Tuning: every method has a short run at each of the same learning rates, on a separate seed; the rate whose rollouts solved
-most wins.  Where that is the lowest rate tried, half of it is tried too, until a lower one is no better.  Then a method with
-λ or ε has a run at each of the other values of that, which must beat the default by a margin.
-The choices are written to tuned.json, which final runs read; a method that is not in it has no final run yet.
+Tuning: every method has a short run at each of the same learning rates, on a separate seed; the rate whose rollouts
+solved most wins.  Where that is the lowest rate tried, half of it is tried too, until a lower one is no better.  Then a
+method with λ or ε has a run at each of the other values of that, which must beat the default by a margin. The choices
+are written to tuned.json, which final runs read; a method that is not in it has no final run yet.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def repeated(path: Path, out: Path, run: Callable[[str, int, list[str], str], None]) -> list[str]:
-    """Repeats the finished run of `path` by run(method, seed, settings as "name=value", device), which writes into `out`.
+    """Repeats the finished run of `path` by run(method, seed, settings as "name=value", device), which writes into
+    `out`.
 
     Gives the parts whose numbers differ: "updates", "checks".
     """
@@ -98,7 +99,8 @@ def lower(choice: dict[str, Any]) -> tuple[float, ...]:
 
 
 def tuning_own(method: str, rate: float, settings: Settings, out: Path) -> dict[Any, Run]:
-    """The runs of a method's own parameter at its learning rate, by value, the default first; empty where it has none."""
+    """The runs of a method's own parameter at its learning rate, by value, the default first; empty where it has
+    none."""
     if method not in OWN:
         return {}
     name, values = OWN[method]
@@ -201,7 +203,8 @@ def work_through(
                 run = waiting.pop(0)
                 run.work.mkdir(parents=True, exist_ok=True)
                 say(
-                    f"{run.name} ({run.settings.learning_rate:g}): {'goes on' if last_checkpoint(run.work) else 'begins'}"
+                    f"{run.name} ({run.settings.learning_rate:g}): "
+                    f"{'goes on' if last_checkpoint(run.work) else 'begins'}"
                 )
                 given = [
                     part for name, value in run.settings.as_json().items() for part in ("--set", f"{name}={value}")
@@ -227,7 +230,8 @@ def work_through(
 
 def complete(
     program: Sequence[str], options: Sequence[str], settings: Settings, out: Path, tuned: Path, methods: Sequence[str],
-    plan: Callable[[Settings, Path, Path], Iterator[Run]], processes: int, say: Callable[[str], None], tune_only: bool = False,
+    plan: Callable[[Settings, Path, Path], Iterator[Run]], processes: int, say: Callable[[str], None],
+    tune_only: bool = False,
 ) -> list[Run]:  # fmt: skip
     """Tuning of the methods that are not tuned, then the runs of the plan; gives those that failed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are ended too

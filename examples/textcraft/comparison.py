@@ -1,7 +1,7 @@
 """A comparison that was fixed before its runs: equal tuning for every method, one primary endpoint, the rest by Holm.
 
-A Comparison says which methods, seeds and settings; `commands()` adds what it takes to a program: run, tune, final, report.
-Validation tasks decide rates, variants, each method's temperature and the rival; test tasks decide nothing.
+A Comparison says which methods, seeds and settings; `commands()` adds what it takes to a program: run, tune, final,
+report. Validation tasks decide rates, variants, each method's temperature and the rival; test tasks decide nothing.
 """
 
 from __future__ import annotations
@@ -169,8 +169,9 @@ def short_lesson(
 ) -> None:
     """Imitates drawn demonstrations until LEARNED, then builds its best temperature into the weights: sharpened().
 
-    ValueError where the policy solves less than 25 or more than 50 % of the validation tasks at its best temperature, or gains
-    more than 5 points from temperature 1 to its best: it would have too little to learn, or could win by a sharper policy.
+    ValueError where the policy solves less than 25 or more than 50 % of the validation tasks at its best temperature,
+    or gains more than 5 points from temperature 1 to its best: it would have too little to learn, or could win by a
+    sharper policy.
     """
     import torch
     import trainer
@@ -215,7 +216,8 @@ def check_start(measured: Sequence[dict[str, Any]]) -> None:
     most = max(by_temperature.values())
     if not (0.25 <= most <= 0.5 and most - by_temperature[1.0] <= 0.05):
         raise ValueError(
-            f"the warm start solves {by_temperature} of the validation tasks by temperature; 25 to 50 % at the best, and at "
+            f"the warm start solves {by_temperature} of the validation tasks by temperature; 25 to 50 % at the best, "
+            "and at "
             "most 5 points less at 1, are wanted."
         )
 
@@ -243,7 +245,8 @@ def tuning_runs(method: str, label: str, changes: dict[str, Any], settings: Sett
 
 
 def choices(method: str, rate: float | None, settings: Settings, out: Path) -> dict[str, tuple[dict[str, Any], Any]]:
-    """{label: (changes, runs)}: the three rates; with the best of them as `rate`, the four variants of the method too."""
+    """{label: (changes, runs)}: the three rates; with the best of them as `rate`, the four variants of the method
+    too."""
     asked: dict[str, dict[str, Any]] = {f"learning_rate={value:g}": {"learning_rate": value} for value in RATES}
     if rate is not None:
         for name, value in VARIANTS[method]:
@@ -314,7 +317,8 @@ def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
 
 
 def summary(of: Comparison, folder: Path) -> dict[str, Any]:
-    """By method its best temperature on the validation tasks and its success there; the primary endpoint; all others by Holm."""
+    """By method its best temperature on the validation tasks and its success there; the primary endpoint; all others by
+    Holm."""
     runs: dict[str, dict[int, Any]] = {}
     for path in sorted(folder.glob("*-seed*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))

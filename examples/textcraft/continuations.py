@@ -1,7 +1,8 @@
 """True values: many continuations of each of a few transcripts, by the model itself.
 
-Copies of one transcript attend to the same keys, so these are kept once for each transcript instead of once for each copy, and only
-what a copy wrote itself is its own.  That is three times as fast as rollout.play(), where every row carries its prompt.
+Copies of one transcript attend to the same keys, so these are kept once for each transcript instead of once for each
+copy, and only what a copy wrote itself is its own.  That is three times as fast as rollout.play(), where every row
+carries its prompt.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def values_of(
 def true_advantages(
     model: Any, tokenizer: Any, episodes: Sequence[Episode], *, horizon: int, copies: int, gamma: float, seed: int
 ) -> list[NDArray[np.float64]]:
-    """A* = r + γ V(s′) − V(s) of each command of each episode, V by `copies` continuations, 0 after the last command."""
+    """A* = r + γ V(s′) − V(s) of each command of each episode, V by `copies` continuations, 0 after the last
+    command."""
     states = [states_of(episode, horizon) for episode in episodes]
     flat = [state for of_episode in states for state in of_episode]
     values = values_of(model, tokenizer, flat, copies=copies, gamma=gamma, seed=seed)
@@ -77,7 +79,8 @@ def true_advantages(
 
 
 class Rows:
-    """`copies` rows of each past, one token each at a time; the rows of one past stand together, in the order of the pasts."""
+    """`copies` rows of each past, one token each at a time; the rows of one past stand together, in the order of the
+    pasts."""
 
     def __init__(self, model: Any, pasts: Sequence[Sequence[int]], copies: int) -> None:
         self.model, self.copies = model, copies

@@ -4,8 +4,8 @@
     get n ITEM                         free and without limit, for what no recipe makes
     inventory                          what is there
 
-Reimplemented from the rules of the TextCraft of ADaPT (Prasad et al. 2023), over the 200 tasks that its authors published;
-README.md has the rules in full.  The recipes are those that the tasks print, 533 in all.
+Reimplemented from the rules of the TextCraft of ADaPT (Prasad et al. 2023), over the 200 tasks that its authors
+published; README.md has the rules in full.  The recipes are those that the tasks print, 533 in all.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class Explained(TextCraft):
     RULES = (
         "Craft the goal. You have one command a turn, written <action>command</action>:\n"
         "get 2 ITEM: takes what no recipe makes; free.\n"
-        "craft 1 OUT using 2 A, 1 B: one of the crafting commands below; the inventory must hold exactly what it uses.\n"
+        "craft 1 OUT using 2 A, 1 B: one of the crafting commands below; the inventory must hold exactly what it "
+        "uses.\n"
         "inventory: shows what you have.\n\n"
     )
 

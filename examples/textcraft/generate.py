@@ -1,9 +1,10 @@
 """Fresh TextCraft tasks, as many as wanted: any goal of the 533 published recipes, with drawn distractors.
 
-A task prints what the published ones print: all recipes of the goal's tree and, shuffled among them, some that only distract,
-drawn from those that share an ingredient with the tree.  Two things differ, so that thousands of tasks can be drawn from few
-goals and prompts stay short: the number of distractors is drawn too, and a class slot ("2 planks") is served by a drawn part of
-its members instead of all of them.  Every task given is one that the planner solves from the lines printed.
+A task prints what the published ones print: all recipes of the goal's tree and, shuffled among them, some that only
+distract, drawn from those that share an ingredient with the tree.  Two things differ, so that thousands of tasks can be
+drawn from few goals and prompts stay short: the number of distractors is drawn too, and a class slot ("2 planks") is
+served by a drawn part of its members instead of all of them.  Every task given is one that the planner solves from the
+lines printed.
 
     train, test = split_goals(120, seed=0)            # no goal is in both
     tasks = generate(2000, seed=1, goals=train)       # equal arguments, equal tasks
@@ -108,7 +109,8 @@ def generate(
     while len(found) < count:
         if not pool:
             raise ValueError(
-                f"the goals give {len(found)} different tasks of at most {most_commands} commands that fit, not {count}."
+                f"the goals give {len(found)} different tasks of at most {most_commands} commands that fit, not "
+                f"{count}."
             )
         if not turn:
             turn = rng.sample(pool, len(pool))
@@ -155,7 +157,8 @@ def _draw(goal: str, rng: random.Random, most_distractors: int) -> list[str]:
 
 
 def _solved(task: Task, most_commands: int) -> bool:
-    """Whether the planner gets there: a distractor may print a member of a class whose own ingredients are not printed."""
+    """Whether the planner gets there: a distractor may print a member of a class whose own ingredients are not
+    printed."""
     env = TextCraft(task)
     for _ in range(most_commands):
         try:

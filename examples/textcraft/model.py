@@ -1,4 +1,5 @@
-"""The policy: a small decoder of the Qwen2 architecture and its tokenizer, both made here from nothing but the tasks' texts."""
+"""The policy: a small decoder of the Qwen2 architecture and its tokenizer, both made here from nothing but the tasks'
+texts."""
 
 from __future__ import annotations
 
@@ -32,11 +33,12 @@ from transformers import (
 FACTS = "warm_start.json"  # in the folder of a warm start
 PAD, END = "<pad>", "<end>"  # END is never used: trainers require a tokenizer to have one
 
-# Counts are joined with the words around them and item names are separate, so a command is few tokens: "<action>get 2 ", "quartz",
-# "</action>".  BPE then decides what becomes one token inside these pieces.
+# Counts are joined with the words around them and item names are separate, so a command is few tokens: "<action>get 2
+# ", "quartz", "</action>".  BPE then decides what becomes one token inside these pieces.
 PIECES = Regex(
     r"</action>|<action>get \d+ |(?:<action>|\n)?craft \d+ | using \d+ |, \d+ |_|\n\nGoal: craft |\nGot \d+ "
-    r"|\nCrafted \d+ minecraft:|\nCould not find (?:enough items to craft minecraft:|a valid recipe for minecraft:)?|\.?\n"
+    r"|\nCrafted \d+ minecraft:|\nCould not find (?:enough items to craft minecraft:|a valid recipe for "
+    r"minecraft:)?|\.?\n"
 )
 
 
@@ -105,7 +107,8 @@ class Split:
 def make_split(
     tokenizer: PreTrainedTokenizerBase, *, train: int, test: int, new_goals: int, most_commands: int, prompt_tokens: int
 ) -> Split:
-    """`train` and `test` tasks of the same goals, and `test` tasks of `new_goals` others; equal arguments, equal tasks."""
+    """`train` and `test` tasks of the same goals, and `test` tasks of `new_goals` others; equal arguments, equal
+    tasks."""
 
     def fits(task: Task) -> bool:
         return len(tokenizer(prompt_text(task)).input_ids) <= prompt_tokens
@@ -138,7 +141,8 @@ def known_goals(split: Split, share: float) -> frozenset[str]:
 
 
 def lessons(split: Split, most_commands: int, share: float = 1.0) -> tuple[list[Task], list[Task]]:
-    """What the planner shows: train tasks of the known goals, and what else the recipes of some print, as goals of their own."""
+    """What the planner shows: train tasks of the known goals, and what else the recipes of some print, as goals of
+    their own."""
     known = known_goals(split, share)
     hidden = {task.goal for task in (*split.train, *split.new_goals)}
     others = [
@@ -173,8 +177,8 @@ def demonstration(
 ) -> tuple[list[int], list[int]]:
     """Token ids of one episode of the noisy planner, its recipe lines shuffled, and a mask of the tokens to learn.
 
-    Those are the planner's own commands, with `strays` also the stray ones; else these only stand in the history, so that
-    the model sees how to go on from there.
+    Those are the planner's own commands, with `strays` also the stray ones; else these only stand in the history, so
+    that the model sees how to go on from there.
     """
     lines = list(task.commands)
     rng.shuffle(lines)
@@ -201,7 +205,8 @@ def tokens_of(parts: Sequence[tuple[str, int]], tokenizer: PreTrainedTokenizerBa
 
 
 def imitate(
-    model: PreTrainedModel, pad: int, draw: Callable[[random.Random], tuple[list[int], list[int]]], *, updates: int, batch: int,
+    model: PreTrainedModel, pad: int, draw: Callable[[random.Random], tuple[list[int], list[int]]], *, updates: int,
+    batch: int,
     learning_rate: float, seed: int, advance: Callable[[int, float], bool | None],
 ) -> None:  # fmt: skip
     """Cross-entropy on the tokens to learn of drawn episodes; `advance(update, loss)` is called after each update.
@@ -242,7 +247,8 @@ def teach(
     out: Path, tokenizer: PreTrainedTokenizerBase, settings: Settings, look: Callable[[PreTrainedModel], float],
     draw: Callable[[bool, random.Random], tuple[list[int], list[int]]], say: Callable[[str], None], device: str,
 ) -> tuple[PreTrainedModel, list[dict[str, object]]]:  # fmt: skip
-    """A new model after two lessons, and how it did on the way: first it learns the planner's own commands, then all of them.
+    """A new model after two lessons, and how it did on the way: first it learns the planner's own commands, then all of
+    them.
 
     look(model)       success, every `settings.lesson_check` updates
     draw(strays, rng) tokens of an episode, and those to learn
@@ -292,13 +298,15 @@ def made_already(folder: Path, settings: Settings) -> bool:
 
 
 def save_warm_start(
-    folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Settings, facts: dict[str, object],
+    folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Settings,
+    facts: dict[str, object],
     side: str = "test",
 ) -> None:  # fmt: skip
     """facts[side], the success on these tasks, must be 0.2 to 0.5, which leaves room for training; ValueError else."""
     if not 0.2 <= float(str(facts[side])) <= 0.5:
         raise ValueError(
-            f"the warm start solves {facts[side]:.0%} of the {side} tasks, and 20 to 50 % leave room for training: change "
+            f"the warm start solves {facts[side]:.0%} of the {side} tasks, and 20 to 50 % leave room for training: "
+            "change "
             "lesson_updates, noisy_updates or noise."
         )
     parameters = sum(p.numel() for p in model.parameters())

@@ -1,4 +1,5 @@
-"""A planner that solves every task, and stray commands that make it a noisy one: what the model imitates before it is trained.
+"""A planner that solves every task, and stray commands that make it a noisy one: what the model imitates before it is
+trained.
 
 It decides from only the printed lines and the inventory, one command at a time, so it can continue from any state.
 """
@@ -36,7 +37,8 @@ def _plan(task: Task) -> tuple[Recipes, dict[str, float], dict[str, tuple[Printe
 
 
 def plan(env: TextCraft) -> str:
-    """The next command towards the goal: what the cheapest recipe still lacks, first ingredient first, then the craft."""
+    """The next command towards the goal: what the cheapest recipe still lacks, first ingredient first, then the
+    craft."""
     _, _, best = _plan(env.task)
     item = env.task.goal
     while True:

@@ -24,7 +24,8 @@ LABELS = {
 # Okabe and Ito's colours, as in bench/truth.py, and a line style each, so that no line depends on colour.
 STYLES = {
     "grpo": ("#777777", "-"), "gigpo": ("#CC79A7", "--"), "bipace": ("#D55E00", "-."), "gae": ("#0072B2", "-"),
-    "gae-group": ("#009E73", ":"), "bipace-step": ("#E69F00", "--"), "hgpo": ("#000000", "-."), "bigpo": ("#8A8A00", ":"),
+    "gae-group": ("#009E73", ":"), "bipace-step": ("#E69F00", "--"), "hgpo": ("#000000", "-."),
+    "bigpo": ("#8A8A00", ":"),
     "gae-cluster": ("#7B3294", "-"), "gae-states": ("#8C564B", ":"),
 }  # fmt: skip
 # Those of these that have runs are in the first figure, the others in the second.
@@ -47,7 +48,8 @@ def read_runs(folder: Path) -> Runs:
 
 
 def curve(run: dict[str, Any], before: float | None) -> tuple[list[int], list[float]]:
-    """Rollouts and success on the test tasks, from the start on, whose success is `before`; None: the run has measured it."""
+    """Rollouts and success on the test tasks, from the start on, whose success is `before`; None: the run has measured
+    it."""
     batch, checks = run["settings"]["batch"], run["checks"]
     if before is not None:
         checks = [{"update": 0, "test": before}, *checks]
@@ -81,6 +83,7 @@ def summary(runs: Runs, before: float | None) -> list[dict[str, Any]]:
     rows = []
     for (method, group), found in runs.items():
         seeds = sorted(found)
+        wall = sum(found[s]["seconds"]["wall"] for s in seeds)
         row: dict[str, Any] = {
             "method": method, "group": group, "seeds": seeds,
             "final": [found[s]["checks"][-1]["test"] for s in seeds],
@@ -90,7 +93,7 @@ def summary(runs: Runs, before: float | None) -> list[dict[str, Any]]:
             "train_last_10_updates": [float(np.mean([u["train"] for u in found[s]["updates"][-10:]])) for s in seeds],
             "cpu_minutes": [round(found[s]["seconds"]["cpu"] / 60, 2) for s in seeds],
             "share_of_time": {
-                name: round(sum(found[s]["seconds"][name] for s in seeds) / sum(found[s]["seconds"]["wall"] for s in seeds), 3)
+                name: round(sum(found[s]["seconds"][name] for s in seeds) / wall, 3)
                 for name in ("rollouts", "scoring", "checks")
             },
         }  # fmt: skip
@@ -119,7 +122,8 @@ def _percent(values: Sequence[float], sign: str = "") -> str:
 
 def table(rows: Sequence[dict[str, Any]], before: float | None) -> str:
     head = ["method", "G", "seeds", "success half-way, %", "success at the end, %", "area under the curve, %",
-            *(f"rollouts to {level:.0%}" for level in LEVELS), "GAE − this: end", "GAE − this: area", "GAE's rollouts to its end",
+            *(f"rollouts to {level:.0%}" for level in LEVELS), "GAE − this: end", "GAE − this: area",
+            "GAE's rollouts to its end",
             "scoring, % of time", "CPU minutes"]  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     for row in rows:
@@ -142,14 +146,17 @@ def table(rows: Sequence[dict[str, Any]], before: float | None) -> str:
             share = f"{_percent(reached)} %" if reached else "not reached"
             missing = len(paired["seeds"]) - len(reached)
             cells += [_percent(paired["final"], "+"), _percent(paired["area"], "+"),
-                      share + (f" (not in {missing} of {len(paired['seeds'])})" if reached and missing else "")]  # fmt: skip
+                      share + f" (not in {missing} of {len(paired['seeds'])})" * bool(reached and missing)]  # fmt: skip
         cells += [f"{100 * row['share_of_time']['scoring']:.0f}", f"{np.mean(row['cpu_minutes']):.1f}"]
         lines.append("| " + " | ".join(cells).replace(" -", " −") + " |")
     lines += [
         "",
-        "Success on test tasks, one episode each, after the same rollouts for all. Means over seeds ± half of a 95 % interval "
-        "(Student's t; none for one seed). Differences are by seed, in points; *GAE's rollouts to its end*: what share of the "
-        "method's rollouts the kernel GAE needed to reach that method's final success; *scoring*: everything between rollouts "
+        "Success on test tasks, one episode each, after the same rollouts for all. Means over seeds ± half of a 95 % "
+        "interval "
+        "(Student's t; none for one seed). Differences are by seed, in points; *GAE's rollouts to its end*: what "
+        "share of the "
+        "method's rollouts the kernel GAE needed to reach that method's final success; *scoring*: everything between "
+        "rollouts "
         "and loss, hidden states and advantages too. "
         + ("" if before is None else f"The warm start solves {before:.1%}."),
     ]  # fmt: skip
@@ -190,7 +197,8 @@ def _scores(title: str, rows: dict[str, dict[Any, float]]) -> list[str]:
 
 
 def oracle_table(folder: Path, runs: Runs) -> str:
-    """Markdown: the oracle's runs beside the methods' of the same seed after as many updates; empty where there is none."""
+    """Markdown: the oracle's runs beside the methods' of the same seed after as many updates; empty where there is
+    none."""
     lines = []
     for path in sorted((folder / "oracle").glob("oracle-*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -4,8 +4,8 @@ step-means   a mean for each prompt and step (baselines.py)
 trees        scikit-learn's ExtraTrees on the batch's hidden states (baselines.py)
 value-head   PPO's value head: two layers on the hidden states, trained along with the policy on the batches before
 
-Hidden states are those that BiPACE and `Config.gae("kernel")` can read: `settings.layer`, before each command.  Value and policy
-share no gradient: the head learns from detached states.
+Hidden states are those that BiPACE and `Config.gae("kernel")` can read: `settings.layer`, before each command.  Value
+and policy share no gradient: the head learns from detached states.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Trees(Rival):
 
 
 class ValueHead(Rival):
-    """V̂ of a batch by the head as the batches before left it; then the head takes some steps towards the batch's returns.
+    """V̂ of a batch by the head as the batches before left it; then the head takes some steps towards the batch's
+    returns.
 
     States are scaled by the mean and the standard deviation of the first batch.
     """

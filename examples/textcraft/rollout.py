@@ -1,9 +1,9 @@
 """Rollouts of many episodes at once: one forward of the model per token, over all rows that still play.
 
-A row is one episode: prompt, command, observation, command, ... as one sequence of tokens whose keys and values stay in a
-cache, so no token is ever computed twice.  In each forward every row takes exactly one token: one that it samples, while it
-writes a command, or the next one of the observation that it reads.  So rows never wait for each other's longer commands.
-Prompts stand right-aligned, which gives all rows the same column; rows that are done leave the cache.
+A row is one episode: prompt, command, observation, command, ... as one sequence of tokens whose keys and values stay in
+a cache, so no token is ever computed twice.  In each forward every row takes exactly one token: one that it samples,
+while it writes a command, or the next one of the observation that it reads.  So rows never wait for each other's longer
+commands. Prompts stand right-aligned, which gives all rows the same column; rows that are done leave the cache.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def play(
 ) -> list[Episode]:  # fmt: skip
     """One episode of at most `horizon` commands in each environment; temperature 0 takes the likeliest token.
 
-    Every row has random numbers of its own, one for each token it may write: whatever the other rows do, equal policies write
-    equal episodes, and different policies are compared under the same luck.
+    Every row has random numbers of its own, one for each token it may write: whatever the other rows do, equal policies
+    write equal episodes, and different policies are compared under the same luck.
     """
     if not envs:
         return []

@@ -22,8 +22,8 @@ METHODS: dict[str, dict[str, Any]] = {
 # Plain rivals, whose advantages rivals.py computes from what the trainer has; TRL's own stand aside.
 RIVALS: dict[str, dict[str, Any]] = {name: {"method": "grpo"} for name in ("step-means", "trees", "value-head")}
 MAIN = ("grpo", "bipace", "gae", "gigpo", "bipace-step", "gae-group", "gae-states")
-# The parameter of a method that is tuned after its learning rate, and the values tried, the package's default first; the
-# other methods have none.
+# The parameter of a method that is tuned after its learning rate, and the values tried, the package's default first;
+# the other methods have none.
 OWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("bipace", "bipace-step", "bigpo"), ("epsilon", ("auto", "0.05", "0.2"))),
     **dict.fromkeys(("gae", "gae-group", "gae-cluster", "gae-states"), ("gae_lambda", (0.5, 0.3, 0.8))),
@@ -95,7 +95,8 @@ class Settings:
         return asdict(self)
 
     def differ(self, there: dict[str, Any], names: Iterable[str]) -> list[str]:
-        """What of these names another run's settings have otherwise; a setting that is younger than the run had its default."""
+        """What of these names another run's settings have otherwise; a setting that is younger than the run had its
+        default."""
         before, own = {**Settings().as_json(), **there}, self.as_json()
         return [f"{name}={before[name]!r}" for name in names if before[name] != own[name]]
 

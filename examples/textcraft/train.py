@@ -1,6 +1,6 @@
 """Trains a small model on TextCraft by critic-free methods, with TRL's GRPO trainer.
 
-python examples/textcraft/train.py all                              # tuning, every run, report; resumes after interruptions
+python examples/textcraft/train.py all                              # tuning, every run, report; resumes
 python examples/textcraft/train.py run --method gae --seed 0 --out out/textcraft
 python examples/textcraft/train.py again examples/textcraft/results/gae-g8-seed0.json     # repeats the run
 python examples/textcraft/train.py report                           # table and curves of the finished runs
@@ -173,10 +173,12 @@ def again(
 @app.command()
 def evaluate(
     model: Model = HERE / "warm_start", change: Set = [], threads: Threads = 1,  # noqa: B006
-    temperatures: Annotated[str, typer.Option(help="with commas between them; 0 takes the likeliest token")] = "1,0.3,0",
+    temperatures: Annotated[str,
+                            typer.Option(help="with commas between them; 0 takes the likeliest token")] = "1,0.3,0",
     lucks: Annotated[int, typer.Option(help="seeds of sampling at each temperature")] = 3,
 ) -> None:  # fmt: skip
-    """Success of a model on the test tasks and on the goals that nothing trains on, at several temperatures, as JSON lines."""
+    """Success of a model on the test tasks and on the goals that nothing trains on, at several temperatures, as JSON
+    lines."""
     import json
 
     import torch
@@ -237,7 +239,8 @@ def report(out: Out = HERE / "results", model: Model = HERE / "warm_start") -> N
 
 
 def world(model: Path, settings: Settings, out: Path) -> Any:
-    """The tasks that came with the warm start; with another model they are made for its tokenizer, and the prompt has rules."""
+    """The tasks that came with the warm start; with another model they are made for its tokenizer, and the prompt has
+    rules."""
     from environment import Explained, TextCraft
     from model import load, load_split, make_split, save_split
     from trainer import World

@@ -1,8 +1,8 @@
 """TextCraft again, from a warm start that lacks knowledge instead of care, measured at every temperature.
 
-The first campaign (train.py) begins with a policy that imitates stray commands, so sharpening it alone raises success.  This
-one begins with a few of the planner's own commands, with the best temperature built into the weights, and compares with the
-values that a reader would try first.  What is compared, and how, was fixed before the runs: setup.md.
+The first campaign (train.py) begins with a policy that imitates stray commands, so sharpening it alone raises success.
+This one begins with a few of the planner's own commands, with the best temperature built into the weights, and compares
+with the values that a reader would try first.  What is compared, and how, was fixed before the runs: setup.md.
 
 python examples/textcraft/train_knowledge.py warm      # the warm start
 python examples/textcraft/train_knowledge.py tune      # all tuning runs; resumes after interruptions
@@ -46,8 +46,8 @@ def parts_of(split: Any) -> tuple[Any, dict[str, Sequence[Any]]]:
 def warm(out: Model = HERE / "warm_start", change: Set = [], threads: Threads = 1) -> None:  # noqa: B006
     """One short lesson of the planner's own commands; then the best temperature goes into the weights.
 
-    Tasks and tokenizer are those of the first campaign.  ValueError where the policy solves less than 25 or more than 50 %
-    of the validation tasks at its best temperature, or gains more than 5 points from temperature 1 to its best.
+    Tasks and tokenizer are those of the first campaign.  ValueError where the policy solves less than 25 or more than
+    50 % of the validation tasks at its best temperature, or gains more than 5 points from temperature 1 to its best.
     """
     from model import demonstration, lessons, load, load_split, save_split
 

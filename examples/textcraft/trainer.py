@@ -93,9 +93,9 @@ def train(
     start    folder of the initial model and its tokenizer
     work     a separate folder of checkpoints, for resuming; removed at the end
     `after_update(number, model)` is called after each update; it must draw no random numbers of torch's.
-    `credit(model, tokenizer, episodes, update)` gives the advantage of each command of each episode, instead of the method's;
-    what a `credit` with state_dict() and load_state_dict() has learned is kept in checkpoints.  RIVALS have their own credit.
-    `finish(model, tokenizer)` is called at the end, and what it gives joins the result.
+    `credit(model, tokenizer, episodes, update)` gives the advantage of each command of each episode, instead of the
+    method's; what a `credit` with state_dict() and load_state_dict() has learned is kept in checkpoints.  RIVALS have
+    their own credit. `finish(model, tokenizer)` is called at the end, and what it gives joins the result.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is one of its experiments
     import torch
@@ -115,7 +115,8 @@ def train(
     torch.set_num_threads(threads)
     if settings.batch % settings.group or settings.batch % settings.micro_batch:
         raise ValueError(
-            f"group and micro_batch must divide batch = {settings.batch}, got {settings.group} and {settings.micro_batch}."
+            f"group and micro_batch must divide batch = {settings.batch}, got {settings.group} and "
+            f"{settings.micro_batch}."
         )
     model, tokenizer = load(start)
     task_of = {world.env(task).prompt: task for task in world.train}
@@ -212,7 +213,8 @@ def train(
         seed=seed, max_steps=settings.updates, per_device_train_batch_size=settings.micro_batch,
         gradient_accumulation_steps=settings.batch // settings.micro_batch, num_generations=settings.group,
         learning_rate=settings.learning_rate, lr_scheduler_type="constant", max_grad_norm=1.0, beta=0.0,
-        gradient_checkpointing=False, max_completion_length=4096, temperature=1.0, shuffle_dataset=len(prompts) == len(task_of),
+        gradient_checkpointing=False, max_completion_length=4096, temperature=1.0,
+        shuffle_dataset=len(prompts) == len(task_of),
         bipace_gamma=settings.gamma, bipace_step_weight=settings.step_weight, bipace_layer=settings.layer,
         **({} if own is None else {f"bipace_{own}": getattr(settings, own)}),
         **{f"bipace_{name}": value for name, value in bipace.items()},
@@ -237,7 +239,8 @@ def train(
     return {
         "method": method, "seed": seed, "settings": settings.as_json(), "bipace": bipace, "seconds": seconds,
         "machine": {"processor": _processor(), "device": device, "threads": threads, "cores": os.cpu_count()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__,
+                     "transformers": transformers.__version__,
                      "trl": trl.__version__, "bipace_kernels": bk.__version__},
         **finished, "checks": checks, "updates": history,
     }  # fmt: skip
@@ -250,7 +253,8 @@ def rounds(prompts: Sequence[str], groups: int, seed: int) -> list[str]:
 
 
 def on_tokens(given: Sequence[Sequence[float]], episodes: Sequence[Any], ids: Any) -> Any:
-    """[B, T] as ids: each command's advantage on its tokens, divided by the root mean square over the commands, as GAE's is."""
+    """[B, T] as ids: each command's advantage on its tokens, divided by the root mean square over the commands, as
+    GAE's is."""
     flat = [a for of_episode in given for a in of_episode]
     scale = (sum(a * a for a in flat) / len(flat)) ** 0.5 or 1.0
     found = ids.new_zeros(ids.shape).float()

@@ -12,7 +12,8 @@ from bipace_kernels.backends.cuda import _cupy, _launch
 
 resources, cuobjdump = benchmarks.module("cuda_resources"), benchmarks.module("resources").cuobjdump
 
-SAID = """ptxas info    : (C7518) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program \
+SAID = """ptxas info    : (C7518) Potential Performance Loss: wgmma.mma_async instructions are serialized \
+due to program \
 dependence on compiler-inserted WG.DP in divergent path in the function 'one'
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'one' for 'sm_90a'

@@ -355,7 +355,8 @@ def test_a_program_that_hangs_in_a_phase_is_ended_by_its_limit(phase, tmp_path):
 
 def test_a_phase_has_its_limit_in_all_and_no_other_counts(tmp_path):
     """Two compilations together are too long; what runs between them has a limit of its own."""
-    twice = "echo '#compiling'; sleep 0.4; echo '#running'; sleep 0.2; echo '#compiling'; sleep 0.4; echo '#running'; echo done"
+    once = "echo '#compiling'; sleep 0.4; echo '#running'; "
+    twice = f"{once}sleep 0.2; {once}echo done"
     assert watch(twice, tmp_path, running=10.0) == (True, "", ["done"])
     assert watch(twice, tmp_path, compiling=0.6)[1].startswith("STOPPED while compiling")
     assert watch("sleep 1000", tmp_path, all=0.3)[1].startswith("STOPPED while preparing")
@@ -434,7 +435,8 @@ def everything():
 
 @pytest.mark.slow
 def test_a_first_run_without_a_gpu(interpreter, tmp_path):
-    """A check that hangs costs its limit and one line, and one that dies costs one line; the rest goes on, in its order."""
+    """A check that hangs costs its limit and one line, and one that dies costs one line; the rest goes on, in its
+    order."""
     env = {"PYTHON": str(interpreter), "DRY": "1", "LIMIT": "2"}
     done = program("bash", SCRIPT, tmp_path / "out", "plan-1", env=env, status=1, timeout=900)
     small, first = everything()
@@ -483,7 +485,8 @@ def test_script_is_sound():
 
 @pytest.mark.parametrize("plan", ["plan-1", "plan-2", "plan-3"])
 def test_a_plan_runs_its_parts_whatever_fails(plan, tmp_path):
-    """By an interpreter that writes down what it is asked for, and fails at the first; none may starve those after it."""
+    """By an interpreter that writes down what it is asked for, and fails at the first; none may starve those after
+    it."""
     listed = dict(re.findall(r"^#   (plan-\d)\s+(.+)$", SCRIPT.read_text(), re.MULTILINE))[plan].split()
     by_tool = {"ncu", "ncu-cuda"}
     assert listed[0] == "build" and set(listed[1:]) <= {*gpu.PARTS, *gpu.CHECKS, *by_tool}

@@ -21,7 +21,8 @@ COMMITTED = sorted(truth_sets.FOLDER.glob("*.npz"))
 
 
 def small_set(path, *, groups=4, rollouts=4, seed=0, role="hold", gradients=False):
-    """A chain of six states with a coin at every step; values are known in closed form, and written into both halves."""
+    """A chain of six states with a coin at every step; values are known in closed form, and written into both
+    halves."""
     rng = random.Random(seed)
     rows, hidden = [], []
     for group in range(groups):

@@ -118,7 +118,8 @@ def test_presets(games, out, preset):
 
 OPTIONS_TOGETHER = [  # each has an effect together with the others
     {
-        "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "similarity": 0.7, "longest_text": 50,
+        "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "similarity": 0.7,
+        "longest_text": 50,
         "step_norm": "std", "episode_norm": "none", "episode_scope": "step", "lone_trajectory": "raw", "delta": 1e-3,
         "duplicates": "count", "on_invalid": "singleton",
     },

@@ -234,7 +234,8 @@ def test_figures_of_extremes(tmp_path):
     """Huge clusters and none, no advantage at all, long texts with the characters matplotlib reads as mathematics."""
     shares = dict.fromkeys(("pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction"), 0.0)
     outcomes = [
-        Outcome("key", f"p{i}", {"epsilon": 0.1}, {**shares, "singleton_cluster_fraction": i % 2, "mean_cluster_size": size},
+        Outcome("key", f"p{i}", {"epsilon": 0.1},
+                {**shares, "singleton_cluster_fraction": i % 2, "mean_cluster_size": size},
                 bk.ValueR2(None, 0.0, None))
         for i, size in enumerate([1.0, 1e4, 1e8, 0.0])
     ]  # fmt: skip

@@ -386,7 +386,8 @@ def long_group(dim):
 
 
 def test_beyond_2048_records_blocks_know_of_each_other_through_landmarks():
-    """Where the rows take few distinct states, the landmarks hold all of them: the whole kernel's value, to n/m · 10⁻⁴."""
+    """Where the rows take few distinct states, the landmarks hold all of them: the whole kernel's value, to n/m ·
+    10⁻⁴."""
     given_rows, n = long_group(8)
     config = replace(VALUES["kernel, first form"], kernel_time=None)
     result = bk.advantage(**given_rows, config=config, backend="cpu")
@@ -498,7 +499,8 @@ def test_a_bad_fingerprint_is_near_nothing(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_unrecognized_actions_are_not_averaged(backend):
-    """Two actions from one state, not recognized in responses that begin alike: one key, and the credit must not vanish."""
+    """Two actions from one state, not recognized in responses that begin alike: one key, and the credit must not
+    vanish."""
     ids = {"group": np.zeros(8, np.int64), "trajectory": np.arange(8), "rewards": np.repeat([1.0, 0.0], 4)}
     rows, keys, parsed = np.ones((8, 2), np.float32), np.zeros(8, np.int64), np.zeros(8, bool)
     config = EVERY["averaged"]

@@ -75,7 +75,8 @@ def test_cluster_values(device, seed, masked):
 @pytest.mark.parametrize(
     ("dtype", "masked"),
     [slow_case_interpreted(torch.float32, False), (torch.bfloat16, True),
-     *(slow(torch.float16, masked) for masked in (False, True)), slow(torch.float32, True), slow(torch.bfloat16, False)],
+     *(slow(torch.float16, masked) for masked in (False, True)), slow(torch.float32, True),
+     slow(torch.bfloat16, False)],
     ids=str,
 )  # fmt: skip
 def test_kernel_values(device, dtype, masked):
@@ -115,7 +116,8 @@ def test_kernel_values_of_long_groups(device, monkeypatch, kernel):
 
 
 NUMBERS = [(0.95, 0.5), (1.0, 1.0), (0.0, 0.5), (0.9, 0.0)]
-FEW = [(NUMBERS[0], True, "none"), (NUMBERS[0], True, "batch"), (NUMBERS[0], False, "group"), (NUMBERS[1], True, "group"),
+FEW = [(NUMBERS[0], True, "none"), (NUMBERS[0], True, "batch"), (NUMBERS[0], False, "group"),
+       (NUMBERS[1], True, "group"),
        (NUMBERS[2], True, "none"), (NUMBERS[3], False, "none")]  # fmt: skip
 EVERY = list(itertools.product(NUMBERS, (False, True), ("none", "batch", "group")))
 
@@ -145,7 +147,8 @@ def test_gae_and_normed_advantage(device, numbers, masked, norm):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "masked"), [slow_case_interpreted(torch.float32, False), (torch.bfloat16, True), slow(torch.float16, True)],
+    ("dtype", "masked"),
+    [slow_case_interpreted(torch.float32, False), (torch.bfloat16, True), slow(torch.float16, True)],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("longest", [None, slow(20)])

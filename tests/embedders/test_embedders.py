@@ -215,7 +215,8 @@ def test_a_real_encoder_offline(minilm, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
     texts = [
-        "You are in the kitchen. You see a fridge.", "You are in a garden.", "Standing in the kitchen, you see a fridge.",
+        "You are in the kitchen. You see a fridge.", "You are in a garden.",
+        "Standing in the kitchen, you see a fridge.",
         "Search results for: red running shoes, page 1", "You are in a garden.",
     ]  # fmt: skip
     embedder = embedders.named(f"sentence:{minilm}")

@@ -1,4 +1,5 @@
-"""TextCraft's second campaign: equal tuning for every method, an endpoint that only validation tasks decide, rivals by hand."""
+"""TextCraft's second campaign: equal tuning for every method, an endpoint that only validation tasks decide, rivals by
+hand."""
 
 import json
 from pathlib import Path

@@ -292,7 +292,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
      "ValueError: rank 2: observation must hold texts of at most longest_text"),
     "own term, exact": ({},
      "ValueError: rank 0: fingerprint must be None with an estimator function and partition='exact'"),
-    "own term": ({}, "ValueError: estimator reads_fingerprint raised ValueError on a batch (records: 9, rollouts: 3, prompt "
+    "own term": ({},
+                 "ValueError: estimator reads_fingerprint raised ValueError on a batch (records: 9, rollouts: 3, "
+                 "prompt "
      "groups: 1): an estimator function cannot read records.fingerprint in bipace_kernels.distributed"),
     "text": ({"observation": [1, 2, 3]}, "TypeError: rank 2: observation must hold str for partition='similar'"),
 }  # fmt: skip

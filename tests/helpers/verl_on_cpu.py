@@ -24,7 +24,8 @@ from verl.utils import import_utils
 
 FOLDER = Path(os.environ.get("VERL_ON_CPU_FOLDER", "."))
 KEPT = (
-    "uid", "session_id", "bipace_row", "input_ids", "responses", "response_mask", "attention_mask", "rm_scores", "advantages"
+    "uid", "session_id", "bipace_row", "input_ids", "responses", "response_mask", "attention_mask", "rm_scores",
+    "advantages"
 )  # fmt: skip
 
 
@@ -233,7 +234,8 @@ class Turns(AgentLoopBase):
             if last or self.several:
                 rows.append(
                     AgentLoopOutput(
-                        prompt_ids=start, response_ids=ids[len(start) :], response_mask=mask, response_logprobs=log_probs,
+                        prompt_ids=start, response_ids=ids[len(start) :], response_mask=mask,
+                        response_logprobs=log_probs,
                         num_turns=turn + 1, metrics=AgentLoopMetrics(), extra_fields=dict(output.extra_fields),
                     )
                 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""verl's configuration, a tokenizer, a tiny model and verl's FSDP engine around it, and advantages by hand: for the adapter."""
+"""verl's configuration, a tokenizer, a tiny model and verl's FSDP engine around it, and advantages by hand: for the
+adapter."""
 
 import copy
 import functools
@@ -89,7 +90,8 @@ def engine(module, monkeypatch, sp=1):
 
 
 def advantages_of(rows, who, order, policy, layer, config):
-    """bk.advantage() of rows of tokens, states by output_hidden_states, a row at a time: the result, and [T] of each row.
+    """bk.advantage() of rows of tokens, states by output_hidden_states, a row at a time: the result, and [T] of each
+    row.
 
     rows   by name: input_ids, responses, response_mask, rm_scores; attention_mask where responses are padded
     who    prompt and number of each row's rollout

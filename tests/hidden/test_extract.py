@@ -1,4 +1,5 @@
-"""Early exit: the states that Hugging Face's own hidden_states hold, out of a forward that ends after the wanted block."""
+"""Early exit: the states that Hugging Face's own hidden_states hold, out of a forward that ends after the wanted
+block."""
 
 import importlib.util
 import itertools

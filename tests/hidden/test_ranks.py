@@ -1,4 +1,5 @@
-"""Two processes (gloo): DDP, FSDP 1 and 2, and DeepSpeed ZeRO-3 where it is installed.  The checks are in hidden_ranks.py."""
+"""Two processes (gloo): DDP, FSDP 1 and 2, and DeepSpeed ZeRO-3 where it is installed.  The checks are in
+hidden_ranks.py."""
 
 import importlib.util
 
@@ -65,7 +66,8 @@ def test_an_interrupt_of_all_ranks_leaves_nothing_behind(found, wrapper):
 
 
 def test_an_interrupt_of_one_rank_ends_the_others_wait_with_an_error(found):
-    """Where the interrupted process ends, as it should: the other's collective fails, and its modules are put back too."""
+    """Where the interrupted process ends, as it should: the other's collective fails, and its modules are put back
+    too."""
     ranks = of(found, "alone:fsdp2")
     assert [rank["stopped"] for rank in ranks] == ["KeyboardInterrupt", "RuntimeError"]
     assert all(rank["tree"] for rank in ranks)

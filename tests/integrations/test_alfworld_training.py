@@ -1,4 +1,5 @@
-"""The ALFWorld example: real games' format in small, the split by task, the searcher's lessons, and a run by the common trainer."""
+"""The ALFWorld example: real games' format in small, the split by task, the searcher's lessons, and a run by the common
+trainer."""
 
 import json
 import random
@@ -30,7 +31,8 @@ def a_game(thing, holder, more=0, wish="put a {} in {}."):
     places = [f"Atom atlocation(agent1, loc_{i})" for i in (0, 1)]
     holds = [f"Atom holds(agent1, {thing}_bar_1)", f"NegatedAtom holds(agent1, {thing}_bar_1)"]
     sas = (
-        variable.format(0, *places) + variable.format(1, *holds) + "begin_state\n0\n1\nend_state\nbegin_goal\n1\n1 0\nend_goal\n"
+        variable.format(0, *places) + variable.format(1, *holds)
+        + "begin_state\n0\n1\nend_state\nbegin_goal\n1\n1 0\nend_goal\n"
         + operator.format(f"gotolocation agent1 loc_0 loc_1 {holder}_bar_1", 0, "0 0 0 1")
         + operator.format(f"pickupobject agent1 loc_1 {thing}_bar_1 {holder}_bar_1", "1\n0 1", "0 1 1 0")
         + operator.format("look agent1 loc_0", 0, "0 0 0 0")
@@ -43,8 +45,8 @@ def a_game(thing, holder, more=0, wish="put a {} in {}."):
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory):
-    """Ten games as `prepare` leaves them: two open with the same text as another one, one has too many receptacles, one wants two
-    things placed.
+    """Ten games as `prepare` leaves them: two open with the same text as another one, one has too many receptacles, one
+    wants two things placed.
     """
     folder = tmp_path_factory.mktemp("games")
     kinds = [(thing, holder) for thing in ("apple", "mug") for holder in ("shelf", "desk", "bed")]
@@ -124,7 +126,8 @@ def test_lessons_show_the_searcher_and_mark_what_is_to_be_learned(games):
 
 
 def test_lessons_have_other_names_for_the_same_episode(games):
-    """In half of the episodes one permutation of the places' kinds and one of the things'; appliances keep their names."""
+    """In half of the episodes one permutation of the places' kinds and one of the things'; appliances keep their
+    names."""
     tasks, rng = tasks_of(games, "train"), random.Random(1)
     shown = [part for task in tasks for part in demonstration(task, 0.0, 5, False, rng)]
     kinds = alfworld_world.kinds_of(tasks)
@@ -157,7 +160,8 @@ def test_a_run_by_the_common_trainer(games, tmp_path):
 
 
 def test_a_run_is_the_same_from_its_json_and_after_a_stop(games, tmp_path, monkeypatch):
-    """Bit for bit, also after a stop in the second round over the train games, and whatever games were played before."""
+    """Bit for bit, also after a stop in the second round over the train games, and whatever games were played
+    before."""
     monkeypatch.setattr("trainer.SAVE_EVERY", 2)
     short = SMALL.changed(updates=3, check_every=3)
     of_games, start = world(games, short), tmp_path / "start"

@@ -67,7 +67,8 @@ def test_lessons_are_the_experts_and_are_learned_by_their_commands():
 
 def test_a_final_run_by_the_common_trainer(tmp_path, monkeypatch):
     small = DEFAULTS.changed(
-        vocabulary=400, width=32, blocks=2, heads=2, train_tasks=4, test_tasks=2, horizon=3, updates=1, batch=4, group=2,
+        vocabulary=400, width=32, blocks=2, heads=2, train_tasks=4, test_tasks=2, horizon=3, updates=1, batch=4,
+        group=2,
         micro_batch=2, layer=-1,
     )  # fmt: skip
     rng = random.Random(0)

@@ -259,7 +259,8 @@ def test_verl(tmp_path):
     rows = RolloutRows(
         mask=mask, scores=scores, responses=torch.arange(20).reshape(5, 4),
         prompts=lambda: [torch.tensor([50 + i]) for i in range(5)],
-        group=["p", "p", "q", "q", "pad"], trajectory=[0, 1, 2, 3, 4], place=[0] * 5, valid=torch.tensor([True] * 4 + [False]),
+        group=["p", "p", "q", "q", "pad"], trajectory=[0, 1, 2, 3, 4], place=[0] * 5,
+        valid=torch.tensor([True] * 4 + [False]),
     )  # fmt: skip
     bipace, words = of(method="gigpo", record_dir=str(tmp_path), record_every=10), Words()
     with bipace.handed_over(rows, words, 7):

@@ -39,14 +39,14 @@ if importlib.util.find_spec("verl"):
     from bipace_kernels.integrations.verl.estimator import settings_of
     assert settings_of({"bipace": given}).config().luck_noise == 0.5
 assert keys()["bipace_luck_noise"] is None
-agents = {"algorithm": {"adv_estimator": "gigpo", "gamma": 0.9, "gigpo": {"bipace_method": "gae", "bipace_luck_noise": 0.5,
-          "bisim_embedder": "ngram"}}, "env": {"rollout": {"n": 2}},
+gigpo = {"bipace_method": "gae", "bipace_luck_noise": 0.5, "bisim_embedder": "ngram"}
+agents = {"algorithm": {"adv_estimator": "gigpo", "gamma": 0.9, "gigpo": gigpo}, "env": {"rollout": {"n": 2}},
           "actor_rollout_ref": {"actor": {"invalid_action_penalty_coef": 0.1}}}
 assert Agents.of(agents).config().luck_noise == 0.5
 if importlib.util.find_spec("trl"):
     from transformers import HfArgumentParser
     from bipace_kernels.integrations.trl import BiPACEGRPOConfig
-    line = ["--output_dir", "x", "--use_cpu", "true", "--bf16", "false", "--bipace_method", "gae", "--bipace_luck_noise", "0.5"]
+    line = "--output_dir x --use_cpu true --bf16 false --bipace_method gae --bipace_luck_noise 0.5".split()
     (args,) = HfArgumentParser(BiPACEGRPOConfig).parse_args_into_dataclasses(line)
     assert args.settings.config().luck_noise == 0.5
 from typer.testing import CliRunner

@@ -54,7 +54,8 @@ def tokenizer():
 
 @pytest.mark.parametrize("one_token", [False, True])
 def test_keys_of_tool_calls_in_text(tokenizer, one_token):
-    """Name and arguments in canonical order, whatever stands around them; where there are tools, the rest by its text."""
+    """Name and arguments in canonical order, whatever stands around them; where there are tools, the rest by its
+    text."""
     if one_token:
         tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
 
@@ -243,9 +244,11 @@ def test_functions_give_way_and_come_back():
         ({"method": "bigpo", "kernel_same": 1}, "of method bigpo; leave it out, or set method to gae."),
         ({"method": "gae", "kernel_time": False}, "kernel_time must be a number"),
         ({"method": "gae", "step_norm": "std"}, "step_norm='std' goes with estimator"),
-        ({"method": "bipace", "step_norm": "batch"}, "step_norm='batch' goes with estimator 'gae', got estimator='q_style'"),
+        ({"method": "bipace", "step_norm": "batch"},
+         "step_norm='batch' goes with estimator 'gae', got estimator='q_style'"),
         ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight has no effect"),
-        ({"method": "gae", "epsilon": 0.2}, "epsilon has no effect with these settings of method gae; leave it out, or set"),
+        ({"method": "gae", "epsilon": 0.2},
+         "epsilon has no effect with these settings of method gae; leave it out, or set"),
         ({"method": "gae", "epsilon": "auto"}, "epsilon has no effect with these settings of method gae"),
         ({"method": "absent_module:KNN"}, "for a file of the current folder write absent_module.py:KNN"),
         ({"method": "absent.py:KNN"}, "method: absent.py:KNN cannot be loaded, FileNotFoundError"),
@@ -258,7 +261,8 @@ def test_settings_that_mean_nothing_are_warned_by_name(given, said):
 
 
 RECORDS = {
-    "group": torch.zeros(3, dtype=torch.int64), "trajectory": torch.arange(3), "step": torch.zeros(3, dtype=torch.int64),
+    "group": torch.zeros(3, dtype=torch.int64), "trajectory": torch.arange(3),
+    "step": torch.zeros(3, dtype=torch.int64),
     "rewards": torch.tensor([0.0, 1.0, 2.0]), "valid": torch.ones(3, dtype=torch.bool),
 }  # fmt: skip
 

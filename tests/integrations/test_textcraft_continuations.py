@@ -184,7 +184,8 @@ def test_sketches_of_enough_numbers_keep_inner_products_exactly(language):
 
 @pytest.mark.parametrize("heads", ["one each", "shared"])
 def test_logits_are_those_of_plain_forwards(policy, language, heads):
-    """Pasts of unequal lengths, one of whose rows end early, beyond one growth of the own keys; in float64 within 1e-9."""
+    """Pasts of unequal lengths, one of whose rows end early, beyond one growth of the own keys; in float64 within
+    1e-9."""
     model, rng = (policy if heads == "one each" else language_model.load(language))[0].double(), random.Random(0)
     vocabulary = model.config.vocab_size
     pasts = [[rng.randrange(vocabulary) for _ in range(n)] for n in (7, 30, 19)]
@@ -209,7 +210,8 @@ def test_logits_are_those_of_plain_forwards(policy, language, heads):
 
 
 def test_a_policy_that_never_doubts_goes_on_as_its_episode_went_on(policy, tasks):
-    """Logits a thousand times as large leave no choice: V(s_t) = γ^(n-1-t) where the example's rollout solves its task, else 0."""
+    """Logits a thousand times as large leave no choice: V(s_t) = γ^(n-1-t) where the example's rollout solves its task,
+    else 0."""
     model, tokenizer = policy
     with torch.no_grad():
         model.model.norm.weight *= 1000

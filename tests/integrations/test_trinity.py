@@ -186,7 +186,8 @@ def test_grpo_is_trinity_s_step_wise_grpo():
 @pytest.mark.parametrize(("mode", "fnorm"), [("mean_norm", "none"), ("mean_std_norm", "std")])
 @pytest.mark.parametrize("seed", range(4))
 def test_gigpo_is_trinity_s_own(mode, fnorm, seed):
-    """Its states are the hashes, which name the task, for it compares them over all tasks; ours are of one prompt group."""
+    """Its states are the hashes, which name the task, for it compares them over all tasks; ours are of one prompt
+    group."""
     ours, theirs = experiences(seed, observation=True), experiences(seed, observation=True)
     BiPACEAdvantage(TOKENIZER, method="gigpo", gigpo_mode=mode, gamma=0.9, step_weight=0.7, **OWN)(ours)
     GiGPOAdvantageFn(omega=0.7, gamma=0.9, fnorm=fnorm)(theirs)

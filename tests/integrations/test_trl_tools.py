@@ -497,7 +497,8 @@ class Drawn(GRPOTrainer):
     luck = random.Random(2)
     cut = '<tool_call>\n{"name": "move", "arguments": {"direc'
     kinds = (
-        NORTH, SOUTH, NORTH + SOUTH, NORTH + NORTH + WRONG, WRONG, UNKNOWN, NORTH + cut, answer("done"), answer(cut), answer(""),
+        NORTH, SOUTH, NORTH + SOUTH, NORTH + NORTH + WRONG, WRONG, UNKNOWN, NORTH + cut, answer("done"), answer(cut),
+        answer(""),
         answer("<tool_call>\n" + '{"a": [' * 9 + "\n</tool_call>"), call("move", direction={"to": [["x"]]}), "no end",
         call("move", direction="north " * 300),
     )  # fmt: skip

@@ -440,7 +440,8 @@ def test_a_command_line_and_a_yaml_file(tmp_path):
     assert args.settings == Settings(method="bigpo", epsilon=0.2, layer="block 3")
     (args,) = parser.parse_args_into_dataclasses(line)
     assert args.settings == Settings() == Settings(method="gae")
-    words = "--bipace_method gae --bipace_value kernel --bipace_kernel_time 0 --bipace_gae_lambda 0.9 --bipace_step_norm group"
+    words = "--bipace_method gae --bipace_value kernel --bipace_kernel_time 0 --bipace_gae_lambda 0.9"
+    words += " --bipace_step_norm group"
     (args,) = parser.parse_args_into_dataclasses([*line, *words.split()])
     assert args.settings == Settings(method="gae", value="kernel", kernel_time=0.0, gae_lambda=0.9, step_norm="group")
     file = tmp_path / "run.yaml"

@@ -28,7 +28,8 @@ def test_verl_loads_the_plugin_by_itself_and_nothing_early(installed):
         "import sys, verl\n"
         "assert 'bipace_kernels.integrations.verl.plugin' in sys.modules\n"
         "ours = [m for m in sys.modules if m.startswith('bipace_kernels.integrations.verl.')]\n"
-        "theirs = [m for m in ('verl.trainer.ppo.core_algos', 'verl.workers.engine', 'verl.trainer.ppo.v1') if m in sys.modules]\n"
+        "theirs = [m for m in ('verl.trainer.ppo.core_algos', 'verl.workers.engine', 'verl.trainer.ppo.v1') if m in "
+        "sys.modules]\n"
         "from verl.trainer.ppo.core_algos import get_adv_estimator_fn\n"
         "from verl.trainer.ppo.v1 import get_trainer_cls\n"
         "from verl.workers.engine import EngineRegistry\n"
@@ -494,7 +495,8 @@ def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path, caplog)
 
 @pytest.fixture(params=[(version, mode) for version in ("v0", "v1") for mode in ("auto", "resume_path")], ids="-".join)
 def trainer(tmp_path, request):
-    """Makes trainers with these settings, whose workers save nothing, past all but _save_checkpoint() and _load_checkpoint()."""
+    """Makes trainers with these settings, whose workers save nothing, past all but _save_checkpoint() and
+    _load_checkpoint()."""
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
     from verl.trainer.ppo.v1 import get_trainer_cls
 

@@ -140,8 +140,10 @@ def test_a_sentence_encoder_has_its_own_epsilon_and_is_loaded_once(ready, monkey
 def test_identity_at_epsilon_0_is_verl_agent_s_gigpo(ready, tmp_path, mode, seed):
     """With copies that count, too; and the clusters are those of equal observations."""
     config = config_of(
-        tmp_path, f"algorithm.gigpo.mode={mode}", "algorithm.gigpo.step_advantage_w=0.7", "algorithm.gigpo.bisim_grouping=True",
-        "algorithm.gigpo.bisim_embedder=identity", "algorithm.gigpo.bisim_eps=0", "algorithm.gigpo.bisim_duplicates=count",
+        tmp_path, f"algorithm.gigpo.mode={mode}", "algorithm.gigpo.step_advantage_w=0.7",
+        "algorithm.gigpo.bisim_grouping=True",
+        "algorithm.gigpo.bisim_embedder=identity", "algorithm.gigpo.bisim_eps=0",
+        "algorithm.gigpo.bisim_duplicates=count",
     )  # fmt: skip
     batch = ready(seed, settings_of(config), copies=seed)
     wanted = own_advantages(batch, config)
@@ -155,8 +157,10 @@ def test_identity_at_epsilon_0_is_verl_agent_s_gigpo(ready, tmp_path, mode, seed
 def test_identity_is_verl_agent_s_hgpo(ready, tmp_path, mode, base, seed):
     """Copies have the advantage of the row that they are copies of, which they do not change."""
     config = config_of(
-        tmp_path, f"algorithm.hgpo.mode={mode}", f"algorithm.hgpo.base_group={base}", "algorithm.hgpo.length_weight_alpha=0.5",
-        "algorithm.gigpo.bisim_grouping=True", f"actor_rollout_ref.actor.use_invalid_action_penalty={base == 'False'}", hgpo=True,
+        tmp_path, f"algorithm.hgpo.mode={mode}", f"algorithm.hgpo.base_group={base}",
+        "algorithm.hgpo.length_weight_alpha=0.5",
+        "algorithm.gigpo.bisim_grouping=True", f"actor_rollout_ref.actor.use_invalid_action_penalty={base == 'False'}",
+        hgpo=True,
     )  # fmt: skip
     batch = ready(seed, settings_of(config), hgpo=True, penalty=0.0 if base == "True" else 0.1, copies=seed)
     first = originals(batch)
@@ -196,14 +200,15 @@ def test_off_means_that_nothing_is_touched(tmp_path, tokenizer):
     assert not [key for key in seen[0][2] if "bipace" in key]
 
 
-# --------------------------------------------------------------------------------------------------- equal to bk.advantage
+# ------------------------------------------------------------------------------------------------ equal to bk.advantage
 
 
 @pytest.mark.parametrize("estimator", ["q_style", "counterfactual"])
 @pytest.mark.parametrize("key_mode", ["action_tag", "first_n"])
 def test_pace_over_n_grams_is_the_estimator_s_on_the_same_records(ready, tokenizer, estimator, key_mode):
     settings = Settings(
-        bisim_grouping=True, bisim_embedder="ngram", cacb_enabled=True, cacb_estimator=estimator, cacb_action_key_mode=key_mode,
+        bisim_grouping=True, bisim_embedder="ngram", cacb_enabled=True, cacb_estimator=estimator,
+        cacb_action_key_mode=key_mode,
         cacb_n_action_tokens=3,
     )  # fmt: skip
     batch = ready(1, settings, penalty=0.0)
@@ -216,7 +221,8 @@ def test_pace_over_n_grams_is_the_estimator_s_on_the_same_records(ready, tokeniz
         action_parsed=parsed if key_mode == "action_tag" else None,
         fingerprint=bk.ngram_fingerprint(list(batch.non_tensor_batch["anchor_obs"])),
         config=bk.Config.bipace(
-            0.25, {"q_style": "q_style", "counterfactual": "diff_peer"}[estimator], episode_norm="none", episode_scope="step",
+            0.25, {"q_style": "q_style", "counterfactual": "diff_peer"}[estimator], episode_norm="none",
+            episode_scope="step",
             lone_trajectory="raw",
         ),
     )  # fmt: skip
@@ -234,7 +240,8 @@ def test_pace_over_n_grams_is_the_estimator_s_on_the_same_records(ready, tokeniz
 
 @pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
 def test_mean_and_sigma_over_trajectories(ready, tmp_path, mode):
-    """A long one weighs no more; against loops, with copies, a penalty of each row's own, and a trajectory set aside."""
+    """A long one weighs no more; against loops, with copies, a penalty of each row's own, and a trajectory set
+    aside."""
     keys = {"mode": mode, "bipace_episode_scope": "trajectory", "step_advantage_w": 0.0, **KEYS}
     settings = settings_of(config_of(tmp_path, *(f"algorithm.gigpo.{k}={v}" for k, v in keys.items())))
     batch = ready(3, settings, copies=5)
@@ -288,7 +295,8 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, 
         "group": {},
     }
     term = bk.advantage(
-        group, trajectory, rewards, step=step, truncated=[cut and t % 2 == 0 for t in trajectory.tolist()], **states[value],
+        group, trajectory, rewards, step=step, truncated=[cut and t % 2 == 0 for t in trajectory.tolist()],
+        **states[value],
         config=bk.Config.gae(value, embedder="ngram", **changes),
     )  # fmt: skip
     episode = episode_term(group, batch.batch["token_level_rewards"].sum(-1)[first])
@@ -382,7 +390,7 @@ def test_pace_alone_keeps_verl_agent_s_own_groups(ready):
         assert write_advantages(batch, settings)["bipace/cluster_count"] > 1
 
 
-# ------------------------------------------------------------------------------------------------------------- wrong use
+# ------------------------------------------------------------------------------------------------------------ wrong use
 
 
 def test_rows_that_are_not_finite_are_set_aside_or_stop_the_run(ready):
@@ -426,7 +434,8 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+algorithm.gigpo.bisim_epsilon=0.1"], r"gigpo\.bisim_epsilon is not a BiPACE setting; the settings are .*bisim_eps"),
+        (["+algorithm.gigpo.bisim_epsilon=0.1"],
+         r"gigpo\.bisim_epsilon is not a BiPACE setting; the settings are .*bisim_eps"),
         (["algorithm.gigpo.cacb_estimator=diff"], "cacb_estimator must be one of q_style, counterfactual"),
         (["algorithm.gigpo.cacb_enabled=1"], "cacb_enabled must be True or False, got 1"),
         (["algorithm.gigpo.bisim_eps=3"], "bisim_eps must be a number 0 or in"),
@@ -435,16 +444,25 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["env.rollout.n=1"], "env.rollout.n must be at least 2, got 1"),
         (["actor_rollout_ref.actor.strategy=megatron"], "use bisim_embedder=ngram, or strategy=fsdp"),
         (["algorithm.adv_estimator=hgpo"], "set algorithm.gigpo.bisim_embedder=identity"),
-        (["+algorithm.gigpo.bipace_lambda=1"], r"algorithm\.gigpo\.bipace_lambda is not a BiPACE setting; .* bipace_gae_lambda"),
-        (["algorithm.gigpo.bipace_episode_scope=rows"], "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
-        (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and does not use PACE: set .* to False"),
-        ([f"algorithm.gigpo.{key}" for key in ("bisim_grouping=False", "bipace_method=gae", "bipace_episode_scope=trajectory")],
+        (["+algorithm.gigpo.bipace_lambda=1"],
+         r"algorithm\.gigpo\.bipace_lambda is not a BiPACE setting; .* bipace_gae_lambda"),
+        (["algorithm.gigpo.bipace_episode_scope=rows"],
+         "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
+        (["algorithm.gigpo.bipace_method=gae"],
+         "bipace_method=gae has no clusters and does not use PACE: set .* to False"),
+        ([f"algorithm.gigpo.{key}"
+          for key in ("bisim_grouping=False", "bipace_method=gae", "bipace_episode_scope=trajectory")],
          "bipace_episode_scope has no effect where bipace_episode_weight is 0"),
-        (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae, or .* if there are keys bipace_…, got 'bigpo'"),
-        (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae.* got None: set it, or leave out bipace_value"),
-        (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_gae_lambda=2"], r"gigpo\.bipace_gae_lambda must be a"),
-        (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_memory_rows=9"], r"gigpo\.bipace_memory_rows has no effect"),
-        (["algorithm.gigpo.bipace_method=gae", "algorithm.gamma=2"], r"algorithm\.gigpo\.bipace_gamma must be a number"),
+        (["algorithm.gigpo.bipace_method=bigpo"],
+         "bipace_method must be gae, or .* if there are keys bipace_…, got 'bigpo'"),
+        (["algorithm.gigpo.bipace_value=group"],
+         "bipace_method must be gae.* got None: set it, or leave out bipace_value"),
+        (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_gae_lambda=2"],
+         r"gigpo\.bipace_gae_lambda must be a"),
+        (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_memory_rows=9"],
+         r"gigpo\.bipace_memory_rows has no effect"),
+        (["algorithm.gigpo.bipace_method=gae", "algorithm.gamma=2"],
+         r"algorithm\.gigpo\.bipace_gamma must be a number"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_name_the_key_and_the_cure(tmp_path, overrides, message):
@@ -453,7 +471,7 @@ def test_settings_that_make_no_sense_name_the_key_and_the_cure(tmp_path, overrid
         Settings.of(config)
 
 
-# ------------------------------------------------------------------------------------------------ the whole step, tapped
+# ----------------------------------------------------------------------------------------------- the whole step, tapped
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -490,7 +508,8 @@ def test_workers_give_the_hidden_state_of_the_last_prompt_token(tmp_path, tokeni
 
 
 def test_under_ulysses_each_rank_gives_the_rows_of_its_slice(tokenizer, monkeypatch):
-    """Two ranks' shares, added up, are the states that slices of the packed tokens have; log-probabilities are let be."""
+    """Two ranks' shares, added up, are the states that slices of the packed tokens have; log-probabilities are let
+    be."""
     model = tiny_model()
     batch = rollout(9, tokenizer).select_idxs(np.arange(7))
     mark(batch, Settings(bisim_grouping=True, bisim_layer=-2))
@@ -544,7 +563,8 @@ def test_under_ulysses_each_rank_gives_the_rows_of_its_slice(tokenizer, monkeypa
 def test_fit_trains_on_bipace_s_advantages(tmp_path, tokenizer, packed, monkeypatch):
     """Copies, balanced rows, the penalty and the tap together; and everything is put back afterwards."""
     config = config_of(
-        tmp_path, "algorithm.gigpo.bisim_grouping=True", "algorithm.gigpo.bisim_layer=-2", "algorithm.gigpo.bisim_eps=0.3",
+        tmp_path, "algorithm.gigpo.bisim_grouping=True", "algorithm.gigpo.bisim_layer=-2",
+        "algorithm.gigpo.bisim_eps=0.3",
         "algorithm.gigpo.cacb_enabled=True",
     )  # fmt: skip
     settings = settings_of(config)

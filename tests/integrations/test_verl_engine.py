@@ -1,7 +1,7 @@
 """verl's FSDP engine on a CPU, a tiny Qwen2 in it: states of every turn beside the log-probs, in every layout.
 
-The engine is verl's own class from forward_backward_batch() on; building it needs GPUs, so its attributes are set here, and
-the model is not sharded (bipace_kernels.hidden has its own tests of FSDP).
+The engine is verl's own class from forward_backward_batch() on; building it needs GPUs, so its attributes are set here,
+and the model is not sharded (bipace_kernels.hidden has its own tests of FSDP).
 """
 
 import os
@@ -242,7 +242,8 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
 
 
 def _slice(rank, folder):
-    """One of two ranks of a Ulysses group: each has half of the packed row; the model is run whole, its output sliced."""
+    """One of two ranks of a Ulysses group: each has half of the packed row; the model is run whole, its output
+    sliced."""
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), "2"
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
@@ -294,8 +295,9 @@ def test_ulysses_slices_are_put_together(tmp_path):
 
 
 def _shuffled_batch(generator):
-    """RolloutRows of a batch as trainer_v1 has them: three prompts of several rollouts, rows per rollout or per step, some of no
-    turn, some copies, some padding, some states that are zero or not finite.  (rows as tuples, their states)"""
+    """RolloutRows of a batch as trainer_v1 has them: three prompts of several rollouts, rows per rollout or per step,
+    some of no turn, some copies, some padding, some states that are zero or not finite.  (rows as tuples, their
+    states)"""
 
     def draw(*shape):
         return torch.randn(*shape, generator=generator)

@@ -1,7 +1,8 @@
-"""verl's trainers as a whole, by `python -m verl.trainer.main_ppo`, on CPUs: two updates whose advantages are bk.advantage()'s.
+"""verl's trainers as a whole, by `python -m verl.trainer.main_ppo`, on CPUs: two updates whose advantages are
+bk.advantage()'s.
 
-Real: Ray, TransferQueue, data loader, agent loop workers, reward loop, replay buffer, balancing, FSDP2 on gloo (model, optimizer,
-log-probs, PPO loss), synchronisation of weights, metrics.  verl_on_cpu.py has what is not.
+Real: Ray, TransferQueue, data loader, agent loop workers, reward loop, replay buffer, balancing, FSDP2 on gloo (model,
+optimizer, log-probs, PPO loss), synchronisation of weights, metrics.  verl_on_cpu.py has what is not.
 """
 
 import json
@@ -43,7 +44,7 @@ def start(tmp_path_factory):
         for i, text in enumerate(tt.PROMPTS)
     ]  # fmt: skip
     Dataset.from_list(rows).to_parquet(str(folder / "data.parquet"))
-    reward = "def compute_score(data_source, solution_str, ground_truth, **_):\n    return float(sum(map(ord, solution_str)) % 7)\n"
+    reward = "def compute_score(data_source, solution_str, **_):\n    return float(sum(map(ord, solution_str)) % 7)\n"
     (folder / "reward.py").write_text(reward)
     return folder
 
@@ -52,14 +53,17 @@ def train(start, folder, environment, *changes):
     arguments = [
         f"data.train_files={start}/data.parquet", f"data.val_files={start}/data.parquet", "data.train_batch_size=2",
         "data.max_prompt_length=32", "data.max_response_length=16", "data.dataloader_num_workers=0",
-        f"actor_rollout_ref.model.path={start}/model", "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+        f"actor_rollout_ref.model.path={start}/model",
+        "+actor_rollout_ref.model.override_config.attn_implementation=eager",
         "actor_rollout_ref.model.enable_gradient_checkpointing=False",
         "actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.optim.lr=1e-3",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.use_dynamic_bsz=True",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
         "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
-        "actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.rollout.n=3", "actor_rollout_ref.rollout.agent.num_workers=1",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=1", "actor_rollout_ref.rollout.agent.default_agent_loop=turns",
+        "actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.rollout.n=3",
+        "actor_rollout_ref.rollout.agent.num_workers=1",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=turns",
         "reward.num_workers=1", f"reward.custom_reward_function.path={start}/reward.py",
         "algorithm.adv_estimator=bipace", "+algorithm.bipace.action_key_mode=first_n",
         "+algorithm.bipace.n_action_tokens=1", "+algorithm.bipace.method=bipace",
@@ -67,12 +71,14 @@ def train(start, folder, environment, *changes):
         "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.logger=[file]",
         f"trainer.default_local_dir={folder}/checkpoints",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-        "ray_kwargs.ray_init.num_cpus=12", "+ray_kwargs.ray_init.num_gpus=3", "+ray_kwargs.ray_init.include_dashboard=False",
+        "ray_kwargs.ray_init.num_cpus=12", "+ray_kwargs.ray_init.num_gpus=3",
+        "+ray_kwargs.ray_init.include_dashboard=False",
         "+ray_kwargs.ray_init.object_store_memory=100000000", *changes,
     ]  # fmt: skip
     paths = os.pathsep.join([str(HELPERS), environment["PYTHONPATH"]])
     environment = {
-        **environment, "PYTHONPATH": paths, "VERL_ON_CPU_FOLDER": str(folder), "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
+        **environment, "PYTHONPATH": paths, "VERL_ON_CPU_FOLDER": str(folder),
+        "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
         "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "VERL_ENGINE_VENDOR": "nvidia",
         "RAY_worker_niceness": "0", "VERL_FILE_LOGGER_PATH": f"{folder}/log.jsonl", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip

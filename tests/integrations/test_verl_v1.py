@@ -1,8 +1,8 @@
 """verl's v1 trainer on TransferQueue and a local Ray: two updates of its own _step_once(), on a tiny Qwen2.
 
-Real: TransferQueue, the trainer's methods from the sampled batch to the metrics, verl's bridge between the queue and workers,
-its FSDP engine from forward_backward_batch() on, and its PPO loss.  Stand-ins: rollouts (rows put into the queue as agent loops
-put them), the worker group (it calls the engine in this process), the sampler.
+Real: TransferQueue, the trainer's methods from the sampled batch to the metrics, verl's bridge between the queue and
+workers, its FSDP engine from forward_backward_batch() on, and its PPO loss.  Stand-ins: rollouts (rows put into the
+queue as agent loops put them), the worker group (it calls the engine in this process), the sampler.
 """
 
 import functools
@@ -42,7 +42,8 @@ def queue(tmp_path_factory):
 class Sampler:
     """Puts rollouts into the queue as AgentLoopWorkerTQ does, and gives them out as ReplayBuffer does.
 
-    Two prompts, three rollouts each.  multi_turn: a row per rollout; else a row per step, each with its rollout's reward.
+    Two prompts, three rollouts each.  multi_turn: a row per rollout; else a row per step, each with its rollout's
+    reward.
     """
 
     def __init__(self, multi_turn):

@@ -1,4 +1,5 @@
-"""Config(estimator=function), Config.gae(value=function): what it gets, may return, and that it equals the package's own."""
+"""Config(estimator=function), Config.gae(value=function): what it gets, may return, and that it equals the package's
+own."""
 
 import pickle
 from dataclasses import replace
