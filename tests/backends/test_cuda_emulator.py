@@ -79,6 +79,13 @@ def test_launches_that_cannot_be_are_refused(emulator):
         run(emulator, "leave_early", 48, fault=0)
 
 
+def test_a_write_beyond_shared_memory_is_an_error(emulator):
+    arguments = {"bytes_shared": 4 * N, "out": torch.empty(N, dtype=torch.int32), "shared": True}
+    run(emulator, "write_beyond", N, **arguments, beyond=0)
+    with pytest.raises(EmulatorError, match="beyond its shared memory"):
+        run(emulator, "write_beyond", N, **arguments, beyond=1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_write_out_of_bounds_is_caught(tmp_path, shared):

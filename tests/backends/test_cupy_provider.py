@@ -104,6 +104,8 @@ def test_a_source_is_compiled_once_by_the_flags_of_the_build_and_kept(cupy):
     launch(_cupy.CuPy())
     ((name, options),) = cupy.cuda.nvrtc.compiled
     assert name == "values.cu"
+    # Without --fmad=false the compiler fuses, and bits differ from those of the emulator.
+    assert _launch.flags() == ("-std=c++17", "-DNDEBUG", "--fmad=false")
     assert options == (*_launch.flags(), "-arch=sm_90a", f"-I{_launch.SOURCES}")
     function = cupy.launched[0][-1]
     with open(function.path, "rb") as file:

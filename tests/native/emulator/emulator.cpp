@@ -99,19 +99,29 @@ struct Fibre {
 };
 
 struct Block {
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr size_t kMargin = 0;
+#else
+  static constexpr size_t kMargin = 1024;
+#endif
   Block(int threads, int64_t shared)
       : warps(static_cast<size_t>(threads / kWarp)), groups(static_cast<size_t>(threads / gpu::kGroup)) {
-    // Exactly as long as asked for, so that AddressSanitizer sees the first byte beyond; garbage, as on a GPU.
+    // Garbage, as on a GPU, with a margin in which nothing may be written; AddressSanitizer has its own.
     void* at = nullptr;
-    if (shared > 0 && posix_memalign(&at, 1024, static_cast<size_t>(shared)) == 0) {
-      std::memset(at, 0xFF, static_cast<size_t>(shared));
+    if (shared > 0 && posix_memalign(&at, 1024, static_cast<size_t>(shared) + kMargin) == 0) {
+      std::memset(at, 0xFF, static_cast<size_t>(shared) + kMargin);
       memory.reset(static_cast<unsigned char*>(at));
+      beyond = memory.get() + shared;
     }
     barrier.expected = threads;
     for (Warp& warp : warps) warp.meeting.expected = kWarp;
     for (Rendezvous& group : groups) group.expected = gpu::kGroup;
   }
+  bool is_overrun() const {
+    return memory && std::any_of(beyond, beyond + kMargin, [](unsigned char byte) { return byte != 0xFF; });
+  }
   std::unique_ptr<unsigned char, decltype(&std::free)> memory{nullptr, &std::free};
+  const unsigned char* beyond = nullptr;  // the end of what was asked for
   Rendezvous barrier;
   std::vector<Warp> warps;
   std::vector<Rendezvous> groups;
@@ -533,6 +543,7 @@ extern "C" int bipace_emulator_launch(const char* name, int64_t grid_x, int64_t 
       prepare(fibre);
     }
     run_to_the_end(fibres, random);
+    if (mine.failure.empty() && block.is_overrun()) mine.failure = "something was written beyond its shared memory";
 #if defined(__SANITIZE_THREAD__)
     // What stands there next is another block's, or nobody's.
     mine.races.forget(reinterpret_cast<uintptr_t>(block.memory.get()), static_cast<size_t>(shared));
