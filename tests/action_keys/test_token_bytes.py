@@ -147,7 +147,7 @@ def test_tokenizer_whose_decode_disagrees_is_refused():
         def decode_batch(self, rows, skip_special_tokens):
             return [text.upper() for text in backend.decode_batch(rows, skip_special_tokens=skip_special_tokens)]
 
-    with pytest.raises(ValueError, match="must decode to its tokens"):
+    with pytest.raises(ValueError, match="must decode to its bytes"):
         bk.token_bytes(Shouting())
 
 

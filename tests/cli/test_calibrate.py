@@ -116,7 +116,7 @@ def test_bad_input(folder, prompts, tmp_path, monkeypatch):
     ):
         assert message in wrong(folder, prompts, option, value)
     bad = write(tmp_path / "bad.jsonl", [{"prompt": "a", "task_type": "x"}, {"prompt": 3, "task_type": "x"}])
-    assert 'bad.jsonl, line 2, field "prompt": expected a text' in wrong(folder, bad)
+    assert 'bad.jsonl, line 2, field "prompt": expected a prompt' in wrong(folder, bad)
     assert "holds no prompts" in wrong(folder, write(tmp_path / "empty.jsonl", []))
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "bipace calibrate needs the package transformers" in wrong(folder, prompts)

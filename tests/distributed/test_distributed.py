@@ -171,9 +171,9 @@ def test_without_a_group_of_processes_the_error_says_so():
 
 
 def test_its_advantage_takes_the_arguments_of_advantage():
-    own = dict(inspect.signature(bk.distributed.advantage).parameters)
+    own = dict(inspect.signature(bk.distributed.advantage, eval_str=True).parameters)
     own.pop("process_group")
-    alone = dict(inspect.signature(bk.advantage).parameters)
+    alone = dict(inspect.signature(bk.advantage, eval_str=True).parameters)
     alone.pop("layout")
     assert own == alone
 

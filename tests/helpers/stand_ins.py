@@ -16,6 +16,7 @@ from sized import BY_RECORD, POSITIONAL
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bipace_kernels.backends import dispatch
+from bipace_kernels.estimators import table
 from bipace_kernels.inputs import layout
 from bipace_kernels.ops.registry import without_masks
 
@@ -99,6 +100,7 @@ class Watched(dispatch.Backend):
                 patch.setattr(torch.Tensor, name, self._refusing(name, getattr(torch.Tensor, name)))
             for name in ("check_offsets", "check_places"):  # of a layout's own tensors, which are on the host
                 patch.setattr(layout, name, self._of_host(getattr(layout, name)))
+            patch.setattr(table, "check_kernel_steps", self._of_host(table.check_kernel_steps))
             yield
 
     def _of_host(self, function):

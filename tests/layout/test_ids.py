@@ -329,7 +329,7 @@ def test_uuid_ids():
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
-        (np.array([1.0]), TypeError, r"group must hold ids .* got dtype float64; .*astype"),
+        (np.array([1.0]), TypeError, r"group must hold ids .* got dtype float64; make it int64"),
         (torch.tensor([1.0]), TypeError, r"group must hold ids .* got dtype torch.float32"),
         ([1, 2**63], ValueError, r"group\[1\] must fit into int64, got 9223372036854775808"),
         (np.array([1, 2**63], dtype=np.uint64), ValueError, r"group\[1\] must fit into int64"),
