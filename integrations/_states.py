@@ -231,7 +231,8 @@ class States:
         shared = [f"share={config.share}"] if config.value_row is not None and config.share != "group" else []
         shared += ["step_norm=batch"] if config.step_norm == "batch" else []
         if shared and lay.n_groups < FEW_PROMPTS and not self._few:
-            memory = f", or set {self.where}share=memory" if shared[0] == "share=batch" else ""
+            kept = shared[0] == "share=batch" and config.value == "kernel"
+            memory = f", or set {self.where}share=memory" if kept else ""
             warnings.warn(
                 f"a batch has {lay.n_groups} prompts ({lay.n_trajectories} rollouts, {lay.n_records} turns), and "
                 f"{' and '.join(self.where + one for one in shared)} work on a batch: with fewer than {FEW_PROMPTS} "
