@@ -133,7 +133,8 @@ class States:
             if saved.get(name) != self._identity[name]:
                 what = {"format": "in another format", "model": "of another model"}.get(name, "of other prompts")
                 raise ValueError(
-                    f"out must be of this model and these prompts, but {folder} holds states {what}; or restart=True."
+                    f"out must be of this model and these prompts, but {folder} holds states {what}; take another "
+                    "folder, or restart=True (--restart) to compute them again."
                 )
         done = saved.get("done", {}).items()
         self._done = {stem: int(n) for stem, n in done if (folder / f"{stem}.npy").is_file()}
