@@ -68,7 +68,7 @@ POINTER(lowest, const float)      // [E]: 1 − ε − τ, or null
 REAL(only_lowest)                 // instead, for one ε
 INTEGER(capacity)                 // clusters whose S fits into shared memory; odd
 POINTER(similar, float)           // [E, slots, 2, 32, side + 1] scratch: S that does not; null where all does
-POINTER(decisions, void)          // [E, slots, 6, side] scratch, 32 bits: change and weight, joined; leader, next, share
+POINTER(decisions, void)          // [E, slots, 6, side] 32 bits: change and weight, joined; leader, next, share
 POINTER(first, int64_t)           // [E, M], written: the record that began the record's cluster; −1: not taken
 INTEGER(first_stride)             // M
 END
