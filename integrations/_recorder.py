@@ -154,6 +154,7 @@ def shown(
     group: Tensor, trajectory: Tensor, step: Tensor, valid: Tensor | None = None, most: int | None = None
 ) -> Tensor:
     """[k] records of the first prompt groups, at most 2,000: without padding, copies of a step once."""
+    group, trajectory, step = group.cpu(), trajectory.cpu(), step.cpu()
     rows = torch.arange(len(group)) if valid is None else torch.nonzero(valid.cpu()).flatten()
     places = torch.stack([trajectory[rows], step[rows]], 1).numpy()
     rows = rows[np.sort(np.unique(places, axis=0, return_index=True)[1])]
