@@ -21,7 +21,7 @@ LABELS = {
     "bipace-step": "BiPACE, step term only", "gae": "Config.gae()", "gae-group": "GAE, group mean (control)",
     "gae-cluster": "GAE, clusters", "gae-states": "GAE, hidden states, no averages over actions",
 }  # fmt: skip
-# Okabe and Ito's colours, as in bench/truth.py, and a line style each, so that no line depends on colour.
+# Okabe and Ito's colours, as in bench/truth_figure.py, and a line style each, so that no line depends on colour.
 STYLES = {
     "grpo": ("#777777", "-"), "gigpo": ("#CC79A7", "--"), "bipace": ("#D55E00", "-."), "gae": ("#0072B2", "-"),
     "gae-group": ("#009E73", ":"), "bipace-step": ("#E69F00", "--"), "hgpo": ("#000000", "-."),

@@ -15,7 +15,7 @@ from alfworld_game import goal_of
 from searcher import Memory, Searcher
 
 import bipace_kernels as bk
-from bench import truth, truth_batches, truth_sets
+from bench import truth, truth_batches, truth_measures, truth_rows, truth_sets
 
 COMMITTED = sorted(truth_sets.FOLDER.glob("*.npz"))
 
@@ -118,12 +118,12 @@ def test_a_window_ends_with_its_own_observation_and_stays_in_its_trajectory(tmp_
 def test_correlations_from_sums_are_those_of_numpy():
     rng = np.random.default_rng(3)
     a, b, group = rng.normal(size=60), rng.normal(size=60), np.repeat(np.arange(6), 10)
-    sums = truth.Sums.make(a, a + b, group)
+    sums = truth_measures.Sums.make(a, a + b, group)
     assert float(sums.r()) == pytest.approx(np.corrcoef(a, a + b)[0, 1], abs=1e-12)
     draw = np.array([[0, 0, 3, 5, 1, 1]])
     rows = np.concatenate([np.flatnonzero(group == g) for g in draw[0]])
     assert sums.r(draw)[0] == pytest.approx(np.corrcoef(a[rows], (a + b)[rows])[0, 1], abs=1e-12)
-    assert float(truth.Sums.make(np.zeros(60), b, group).r()) == 0.0
+    assert float(truth_measures.Sums.make(np.zeros(60), b, group).r()) == 0.0
 
 
 def cosine(x, y):
@@ -135,7 +135,7 @@ def test_products_with_the_expected_gradient_have_no_rollout_on_both_sides(tmp_p
     (whole,) = truth_batches.batches(small_set(tmp_path / "coin_hold.npz", gradients=True))
     rng, parts = np.random.default_rng(5), list(truth_batches.parts(whole, 1))
     each, own = ([rng.normal(size=len(part)) for part in parts] for _ in range(2))
-    found = truth.Expected.make(parts, each, own)
+    found = truth_measures.Expected.make(parts, each, own)
     draw = np.array([[0, 0, 3, 1]])
     for products, groups in ((found.products(), range(4)), ([x[0] for x in found.products(draw)], draw[0])):
         rows = [np.concatenate([np.flatnonzero(part.group == g) for g in groups]) for part in parts]
@@ -149,9 +149,9 @@ def test_products_with_the_expected_gradient_have_no_rollout_on_both_sides(tmp_p
     one, aa, ag, gg = map(float, found.products())
     assert found.bias_and_variance() == pytest.approx((1 - ag**2 / (aa * gg), one / aa - 1))
     assert float(found.cosine()) == pytest.approx(ag / np.sqrt(one * gg) if gg > 0 else 0.0)
-    before, own_rows = truth.others_mean(whole), whole.trajectory == 5
+    before, own_rows = truth_measures.others_mean(whole), whole.trajectory == 5
     whole.returns = whole.returns + own_rows
-    changed = truth.others_mean(whole) - before
+    changed = truth_measures.others_mean(whole) - before
     np.testing.assert_allclose(changed[own_rows], 0.0, atol=1e-12)
     assert (changed[(whole.group == 1) & ~own_rows] > 0).all() and not changed[whole.group != 1].any()
 
@@ -167,15 +167,15 @@ def test_a_sample_of_turns_is_judged_on_them_alone(tmp_path, capsys):
     truth_sets.write(path, found.meta | {"target": "other rollouts"}, rows, {3: found.hidden[3]}, found.gradient)
     (batch,) = truth_batches.batches(truth_sets.read(path))
     assert (batch.measured == sampled).all()
-    rows = [row for row in truth.table() if row.reads_truth or row.name == "GRPO"]
-    result = truth.measure(path, rows, [2, 4])
+    rows = [row for row in truth_rows.table() if row.reads_truth or row.name == "GRPO"]
+    result = truth_measures.measure(path, rows, [2, 4])
     grpo = next(row for row in rows if row.name == "GRPO").call(next(truth_batches.parts(batch, 2)))
     of = batch.truth[sampled]
     assert float(result.sums["GRPO", 2].r()) == pytest.approx(np.corrcoef(grpo, of)[0, 1], abs=1e-9)
     assert result.gradients.keys() == {("GRPO", 2)}  # of four rollouts there is one batch, and no other
     assert ("exact V as baseline of whole returns", 4) in result.sums and result.reliability == pytest.approx(1)
     with pytest.raises(ValueError, match="finite"):
-        truth.checked(truth.Estimator("mine", lambda b: b.returns - b.exact), batch)
+        truth_measures.checked(truth_rows.Estimator("mine", lambda b: b.returns - b.exact), batch)
     assert truth.main(["--folder", str(tmp_path), "--only", "GRPO", "--processes", "1", "--rollouts", "2"]) == 0
     assert "## Expected policy gradient, coin_hold" in capsys.readouterr().out
 
@@ -184,22 +184,22 @@ def test_cosines_from_gradients_by_group_are_those_of_the_whole_sums(tmp_path):
     (batch,) = truth_batches.batches(small_set(tmp_path / "coin_hold.npz", gradients=True))
     rng = np.random.default_rng(5)
     a, draw = rng.normal(size=len(batch)), np.array([[0, 0, 3, 1]])
-    found = truth.Gradients.make([batch], [a], [batch.truth])
+    found = truth_measures.Gradients.make([batch], [a], [batch.truth])
     assert float(found.cosine()) == pytest.approx(cosine(a @ batch.gradient, batch.truth @ batch.gradient), abs=1e-12)
     rows = np.concatenate([np.flatnonzero(batch.group == g) for g in draw[0]])
     of_rows = [x[rows] @ batch.gradient[rows] for x in (a, batch.truth)]
     assert found.cosine(draw)[0] == pytest.approx(cosine(*of_rows), abs=1e-12)
     parts = list(truth_batches.parts(batch, 2))
     each = [rng.normal(size=len(part)) for part in parts]
-    several = truth.Gradients.make(parts, each, [part.truth for part in parts])
-    alone = [truth.Gradients.make([part], [x], [part.truth]) for part, x in zip(parts, each, strict=True)]
+    several = truth_measures.Gradients.make(parts, each, [part.truth for part in parts])
+    alone = [truth_measures.Gradients.make([part], [x], [part.truth]) for part, x in zip(parts, each, strict=True)]
     assert float(several.cosine()) == pytest.approx(np.mean([float(one.cosine()) for one in alone]), abs=1e-12)
     (other,) = truth_batches.batches(small_set(tmp_path / "coin_choose.npz", groups=2, seed=1, gradients=True))
     other.group = other.group + 4  # two batches of unequal groups: draws are of all of them
-    both = truth.Gradients.make([batch, other], [a, other.truth], [batch.truth, other.truth])
+    both = truth_measures.Gradients.make([batch, other], [a, other.truth], [batch.truth, other.truth])
     assert float(both.cosine(np.array([[0, 1, 2, 3, 4, 5]]))[0]) == pytest.approx((float(found.cosine()) + 1) / 2)
-    assert float(truth.Gradients.make([batch], [-3 * batch.truth], [batch.truth]).cosine()) == pytest.approx(-1)
-    assert float(truth.Gradients.make([batch], [0 * a], [batch.truth]).cosine()) == 0.0
+    assert float(truth_measures.Gradients.make([batch], [-batch.truth], [batch.truth]).cosine()) == pytest.approx(-1)
+    assert float(truth_measures.Gradients.make([batch], [0 * a], [batch.truth]).cosine()) == 0.0
 
 
 def test_gradients_have_a_table_where_a_set_has_them(tmp_path, capsys):
@@ -237,10 +237,10 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
     rows = json.loads((tmp_path / "out/truth.json").read_text(encoding="utf-8"))["rows"]
     r = {(row["estimator"], row["rollouts"]): row["r"] for row in rows}
     assert r[own, 2] == r[own, 4] == 1.0 and -1 < r["GRPO", 2] < 1
-    assert {(name, 4) for name in truth.BASELINES} <= set(r)  # whatever --only says
+    assert {(name, 4) for name in truth_rows.BASELINES} <= set(r)  # whatever --only says
     table = page[page.index("## Yours, at 4 rollouts") : page.index("## Sets")]
     names = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")][2:]
-    assert names == sorted({own, *truth.BASELINES}, key=lambda name: -r[name, 4])
+    assert names == sorted({own, *truth_rows.BASELINES}, key=lambda name: -r[name, 4])
     less = re.search(r"\| GRPO .*\| +([-+][\d.]+) \(", table)
     assert float(less[1]) == pytest.approx(r["GRPO", 4] - r["Config.gae()", 4], abs=1e-3)
     for wrong, message in (
@@ -295,11 +295,11 @@ def test_a_memory_holds_the_batch_before(tmp_path):
 def test_rollout_equivalents_are_read_off_the_reference_curve(tmp_path):
     path = tmp_path / "coin_hold.npz"
     small_set(path, groups=8, rollouts=16)
-    of_returns = truth.Estimator(truth.BIPACE, lambda b: b.returns, truth.SIZES)
-    rows = [of_returns, truth.Estimator("truth", every_record, truth.SIZES)]
-    found = truth.measure(path, rows, truth.SIZES)
-    summary = truth.Summary([found])
-    curve = [float(found.sums[truth.BIPACE, g].r()) for g in truth.SIZES]
+    of_returns = truth_rows.Estimator(truth_rows.BIPACE, lambda b: b.returns, truth_rows.SIZES)
+    rows = [of_returns, truth_rows.Estimator("truth", every_record, truth_rows.SIZES)]
+    found = truth_measures.measure(path, rows, truth_rows.SIZES)
+    summary = truth_measures.Summary([found])
+    curve = [float(found.sums[truth_rows.BIPACE, g].r()) for g in truth_rows.SIZES]
     assert len(set(np.round(curve, 12))) == 1  # returns need no peers: one r for every G
     assert summary.equivalent([found.name], "truth", 2) == "> 16"
     assert summary.equivalent([found.name], "nowhere", 2) == "–"

@@ -87,10 +87,10 @@ def embedders(path: Path, committed: Path) -> None:
 
 
 def truth(path: Path, committed: Path) -> None:
-    from bench import truth
+    from bench import truth, truth_figure
 
-    sets = sorted(truth.FOLDER.glob("*_hold.npz"))
-    truth.draw([truth._measure((one, [], "", truth.SIZES, [])) for one in sets], path, [])
+    work = [(one, [], "", truth.SIZES, []) for one in sorted(truth.FOLDER.glob("*_hold.npz"))]
+    truth_figure.draw(truth.run(work, 1), path, [])
 
 
 def inspector(path: Path, committed: Path) -> None:
