@@ -47,7 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, what in (
         ("settings", "other settings of the kernel"),
         ("sentence", "fingerprints of a sentence encoder; half a minute more per set"),
-        ("tried", "ideas that were not implemented (bench/truth_tried.py)"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=f"also {what}")
     parser.add_argument("--leaderboard", action="store_true", help="print the table of docs/leaderboard.md, and end")
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not paths:
         parser.error(f"no truth set in {arguments.folder} fits --role and --sets")
     begun = time.perf_counter()
-    which = [name for name in ("settings", "sentence", "tried") if getattr(arguments, name)]
+    which = [name for name in ("settings", "sentence") if getattr(arguments, name)]
     try:
         estimators_of(arguments.estimator, arguments.only, which)
     except ValueError as error:

@@ -136,10 +136,6 @@ def settings() -> list[Estimator]:
 def estimators_of(own: Sequence[str], only: str, which: Sequence[str]) -> list[Estimator]:
     """Rows of the table, and those of `own`; ValueError for a name that is none."""
     rows = table() + (settings() if "settings" in which else [])
-    if "tried" in which:
-        from .truth_tried import tried
-
-        rows += [Estimator(name, call) for name, call in tried().items()]
     rows = [row for row in rows if "sentence" in which or not row.needs.startswith("sentence")]
     rows = [row for row in rows if only.lower() in row.name.lower() or row.name in BASELINES]
     for text in own:
