@@ -21,10 +21,10 @@ from typing import Any
 from . import report
 from .truth_batches import encoder_missing
 from .truth_figure import draw
-from .truth_measures import Found, measure_apart
+from .truth_measures import EstimatorError, Found, Summary, measure_apart
 from .truth_rows import SIZES, estimators_of
 from .truth_sets import FOLDER
-from .truth_tables import ABOUT, RESULTS, as_json, as_markdown, leaderboard
+from .truth_tables import ABOUT, RESULTS, as_json, as_markdown, comparison, leaderboard
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,17 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = report.parser("truth", ABOUT, writes="truth.md, truth.json and truth.png")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     option = functools.partial(parser.add_argument, metavar="TEXT", default="")
-    option("--estimator", action="append", default=[], metavar="FILE.py:NAME",
-           help="your own, or MODULE:NAME: a bipace_kernels.Config, or a function that takes a Batch "
-                "(bench.truth_batches) "
-           "and gives [N] advantages; may be repeated")  # fmt: skip
-    option("--role", default="hold", choices=("choose", "hold", "all"), metavar=None,
-           help="which sets (default: %(default)s)")  # fmt: skip
+    about = "your own, or MODULE:NAME: a bk.Config, or a function of a Batch (truth_batches.py) that gives advantages"
+    option("--estimator", action="append", default=[], metavar="FILE.py:NAME", help=f"{about}; may be repeated")
+    about = "which sets: to choose settings on, held out, or all (default: %(default)s)"
+    option("--role", default="hold", choices=("choose", "hold", "all"), metavar=None, help=about)
     option("--sets", help="only sets whose name contains this")
-    option(
-        "--only",
-        help="only rows whose name contains this, yours, and GRPO, BiPACE, step means, control and Config.gae()",
-    )
+    option("--only", help="only rows whose name contains this, yours, and those that every table has")
     option("--rollouts", type=int, nargs="*", default=list(SIZES), choices=SIZES, metavar="G", help="(%(default)s)")
     for name, what in (
         ("settings", "other settings of the kernel"),
@@ -56,10 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.leaderboard:
         sys.stdout.write("\n".join(leaderboard(json.loads(RESULTS.read_text(encoding="utf-8")))) + "\n")
         return 0
-    paths = [path for path in sorted(arguments.folder.glob("*.npz")) if arguments.sets in path.stem]
-    paths = [path for path in paths if arguments.role == "all" or path.stem.endswith(arguments.role)]
+    there = sorted(arguments.folder.glob("*.npz"))
+    paths = [path for path in there if arguments.role == "all" or path.stem.endswith(arguments.role)]
+    paths = [path for path in paths if arguments.sets in path.stem]
     if not paths:
-        parser.error(f"no truth set in {arguments.folder} fits --role and --sets")
+        names = ", ".join(path.stem for path in there) or "none"
+        asked = f"--role {arguments.role} and --sets {arguments.sets!r}"
+        parser.error(f"no truth set in {arguments.folder} fits {asked}; there are {names}.")
     begun = time.perf_counter()
     which = [name for name in ("settings", "sentence") if getattr(arguments, name)]
     try:
@@ -69,17 +67,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.sentence and (missing := encoder_missing()):
         parser.error(f"--sentence {missing}")
     work = [(path, arguments.estimator, arguments.only, arguments.rollouts, which) for path in paths]
-    sets = run(work, max(1, arguments.processes))
+    try:
+        sets = run(work, max(1, arguments.processes))
+    except EstimatorError as error:
+        parser.error(str(error))
     seconds = time.perf_counter() - begun
     command = " ".join(["python -m bench truth", *(sys.argv[2:] if argv is None else argv)])
-    report.publish(
-        "truth",
-        as_json(sets, seconds, command),
-        as_markdown(sets, seconds, command, arguments.estimator),
-        arguments.out,
-    )
-    if arguments.out is not None:
-        draw(sets, arguments.out / "truth.png", arguments.estimator)
+    page, out = as_markdown(sets, seconds, command, arguments.estimator), arguments.out
+    if out is not None:
+        report.write(out, "truth", as_json(sets, seconds, command), page)
+        draw(sets, out / "truth.png", arguments.estimator)
+    if own := comparison(Summary(sets), arguments.estimator):
+        page = "\n\n".join("\n".join(part) if isinstance(part, list) else part for part in own)
+        page += f"\n\nEvery table: {f'{out}/truth.md; figure: {out}/truth.png' if out else '--out DIR writes it'}.\n"
+    sys.stdout.write(page)
     return 0
 
 

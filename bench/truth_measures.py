@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,16 +188,22 @@ def _measured(batches: Sequence[Any], columns: Sequence[Any]) -> Any:
     return np.concatenate([column[b.measured] for b, column in zip(batches, columns, strict=True)])
 
 
+class EstimatorError(ValueError):
+    """A row of one's own that cannot be measured."""
+
+
 def checked(estimator: Estimator, batch: Any) -> Floats:
+    of = f"{estimator.name} on the {len(batch)} records of {batch.meta['name']}"
     try:
         a = np.asarray(estimator.call(batch), dtype=np.float64)
     except Exception as error:
-        name, what = batch.meta["name"], f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"estimator {estimator.name!r} failed on {len(batch)} records of {name}, {what}") from error
+        first = error.__cause__ or error
+        packages = {"bipace_kernels", "bench", "site-packages"}  # any other file is one's own
+        frames = [f for f in traceback.extract_tb(first.__traceback__) if not packages & {*Path(f.filename).parts}]
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        raise EstimatorError(f"{of}: {type(error).__name__}: {error}{where}") from error
     if a.shape != (len(batch),) or not np.isfinite(a[batch.measured] if estimator.reads_truth else a).all():
-        raise ValueError(
-            f"estimator {estimator.name!r} must give [N] = [{len(batch)}] finite numbers, got shape {a.shape}."
-        )
+        raise EstimatorError(f"{of} must give [N] = [{len(batch)}] finite numbers, got shape {a.shape}.")
     return a
 
 

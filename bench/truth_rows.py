@@ -20,12 +20,12 @@ Floats = NDArray[np.float64]
 SIZES = (2, 4, 8, 16)
 LAMBDAS = (0.0, 0.3, 0.5, 0.8, 1.0)
 EPSILONS = (0.05, 0.1, 0.2, 0.3)
-Q_STYLE = "BiPACE Q-style"
+Q_STYLE = "BiPACE"
 BIPACE = f"{Q_STYLE} ε 0.1"
-STEP_ONLY = ", step term only"
+STEP_ONLY = " without GRPO's advantage"
 DEFAULT = "Config.gae()"
-CONTROL = "gae group λ 0.5"
-STEP_MEANS = "gae step means λ 0.5"
+CONTROL = "GAE with one value per prompt"
+STEP_MEANS = "GAE with a mean for each prompt and step"
 BASELINES = (DEFAULT, CONTROL, STEP_MEANS, "GRPO", BIPACE)  # measured whatever --only says
 KINDS = ("hidden2", "ngram1", "ngram3", "ngram6", "sentence1")
 EMBEDDER_OF = {"hidden": "actor_hidden", "ngram": "ngram", "sentence": "sentence"}  # a kind without its number
@@ -100,18 +100,22 @@ def table() -> list[Estimator]:
         Estimator(STEP_MEANS, step_means, SIZES),
     ]
     for lam in LAMBDAS:
-        sizes = SIZES if lam == 0.5 else (8,)
-        cosine = {"partition": "cosine", "epsilon": 0.1}
+        sizes, of = (SIZES, "") if lam == 0.5 else ((8,), f", λ {lam:g}")
+        clusters = functools.partial(gae, "cluster", gae_lambda=lam)
+        near = ours(clusters(partition="cosine", epsilon=0.1), "main")
         rows += [
-            Estimator(f"gae group λ {lam:g}", ours(gae("group", gae_lambda=lam)), sizes),
-            Estimator(f"gae cluster (exact) λ {lam:g}", ours(gae("cluster", gae_lambda=lam)), sizes),
-            Estimator(f"gae cluster (cosine ε 0.1) λ {lam:g}", ours(gae("cluster", gae_lambda=lam, **cosine), "main")),
+            Estimator(CONTROL + of, ours(gae("group", gae_lambda=lam)), sizes),
+            Estimator("GAE with a mean for equal observations" + of, ours(clusters()), sizes),
+            Estimator("GAE with a mean for clusters of ε 0.1" + of, near),
         ]
         for share in ("group", "batch", "memory"):
-            rows.append(Estimator(f"gae kernel {share} λ {lam:g}", ours(kernel(share=share, gae_lambda=lam), "main")))
+            name = f"Config.gae(share='{share}', gae_lambda={lam:g})"
+            rows.append(Estimator(name, ours(kernel(share=share, gae_lambda=lam), "main")))
     for kind in KINDS:
         for share in ("group", "batch"):
-            rows.append(Estimator(f"gae kernel {share}, {kind}", ours(kernel(share=share), kind), needs=kind))
+            rows.append(
+                Estimator(f"Config.gae(share='{share}') on {kind}", ours(kernel(share=share), kind), needs=kind)
+            )
     return rows
 
 
@@ -146,7 +150,10 @@ def estimators_of(own: Sequence[str], only: str, which: Sequence[str]) -> list[E
         except ValueError as error:
             raise ValueError(f"--estimator {error}") from error
         call = ours(found, "main") if isinstance(found, bk.Config) else found
-        if not callable(call):
-            raise ValueError(f"--estimator {text} must be a function or a bipace_kernels.Config, got {found!r}.")
+        if not callable(call) or "StepRecords" in str(getattr(call, "__annotations__", "")):
+            raise ValueError(
+                f"--estimator {text} must name a bk.Config, such as bk.Config.gae(value=FUNCTION) where a function of "
+                f"StepRecords gives values, or a function of a Batch that gives advantages, got {found!r}."
+            )
         rows.append(Estimator(text, call, SIZES))
     return rows

@@ -13,11 +13,7 @@ from .truth_measures import DRAWS, FAMILIES, SEED, Expected, Floats, Found, Summ
 from .truth_rows import BASELINES, DEFAULT, SIZES
 from .truth_sets import FOLDER
 
-TITLES = {
-    "planner": "TextCraft, scripted policy",
-    "model": "TextCraft, small model",
-    "alfworld": "ALFWorld, scripted policy",
-}
+TITLES = {"planner": "TextCraft, scripted", "model": "TextCraft, model", "alfworld": "ALFWorld, scripted"}
 RESULTS = FOLDER.parent / "results/truth/truth.json"
 ABOUT = """\
 A truth set holds rollouts of one policy and, for each record, the mean discounted return of M fresh continuations from
@@ -28,8 +24,7 @@ records.
 
 - **r**: that correlation. **corrected**: r / √(reliability of the truth); reliability from the two halves of the
   continuations, by Spearman and Brown. Intervals: 95 %, bootstrap over prompt groups.
-- **rollouts**: how many rollouts a prompt BiPACE as published (Q-style, ε 0.1, with its episode term) needs for the
-  same r, interpolated in log G.
+- **rollouts**: how many rollouts a prompt BiPACE as published (ε 0.1) needs for the same r, interpolated in log G.
 - **policy gradient**: where a set holds the gradients of its commands' log-probabilities, the cosine between the
   batch's policy gradient under the estimate and under A*.
 - Where a set holds hidden states of the policy, those before the last block are the fingerprints; else n-grams of the
@@ -50,26 +45,29 @@ _SETS: report.Columns = {
 
 
 def comparison(summary: Summary, own: Sequence[str]) -> list[str | list[str]]:
-    """One's own rows among the baselines, best first, with their differences to Config.gae(); nothing without own
-    rows."""
+    """One's own rows among the baselines, best first, and their differences to Config.gae(); nothing without any."""
     families = families_of(summary.sets)
     measured = {size for found in summary.sets for name, size in found.sums if name in own}
     if not measured:
         return []
     size = min(measured, key=lambda size: (abs(size - 8), size))
-    rows = []
-    for name in dict.fromkeys((*own, *BASELINES)):
-        found = [summary.over(names, name, size) for names in families.values()]
-        standard = [summary.over(names, DEFAULT, size) for names in families.values()]
-        pairs = [(a, b) for a, b in zip(found, standard, strict=True) if a is not None and b is not None]
-        less = ["–" if name == DEFAULT else difference((a[0] - b[0], a[1] - b[1])) for a, b in pairs]
-        if len(less) == len(families):
-            rows.append((float(np.mean([a[0] for a, _ in pairs])), [name, *map(shown, found), *less]))
-    heads = ["estimator", *families, *(f"{family}, less Config.gae()" for family in families)]
+    by_name = {
+        name: [found for names in families.values() if (found := summary.over(names, name, size)) is not None]
+        for name in dict.fromkeys((*own, *BASELINES))
+    }
+    ranked = sorted(by_name.items(), key=lambda row: -sum(r for r, _ in row[1]))
+    ranked = [(name, row) for name, row in ranked if len(row) == len(families)]
+    less = [
+        [name, *(difference((a - b, x - y)) for (a, x), (b, y) in zip(row, by_name[DEFAULT], strict=True))]
+        for name, row in ranked
+        if name != DEFAULT
+    ]
+    heads = ["estimator", *families]
     return [
-        f"## Yours, at {size} rollouts a prompt",
-        "r, best first, and the difference to Config.gae() on the same records, each with its 95 % interval.",
-        report.grid(heads, [row for _, row in sorted(rows, key=lambda pair: -pair[0])]),
+        f"Correlation with the true advantage with {size} rollouts per prompt, and its 95 % interval, best first:",
+        report.grid(heads, [[name, *map(shown, row)] for name, row in ranked]),
+        f"Less that of {DEFAULT} on the same records:",
+        report.grid(heads, less),
     ]
 
 
@@ -79,8 +77,7 @@ def difference(found: tuple[float, Floats]) -> str:
 
 
 def leaderboard(document: dict[str, Any]) -> list[str]:
-    """Every row with 8 rollouts a prompt in results of the held-out sets, best first: mean r over the sets of a
-    kind."""
+    """Every row with 8 rollouts a prompt in held-out results, best first: mean r over the sets of a kind."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in document["rows"]:
         if row["rollouts"] == 8:
@@ -137,10 +134,8 @@ def expected_table(summary: Summary) -> list[str | list[str]]:
                 f"## Expected policy gradient, {found.name}",
                 "Cosine of a batch's Σ A ∇ log π(command) with its expectation under the true advantages, which other "
                 "rollouts of the same prompts estimate without bias; its difference to Config.gae() on the same ones; "
-                "and "
-                "for each G: cosine, bias (the share of the mean's square that does not point along the expected "
-                "gradient; "
-                "noise can take it below 0) and variance (of one batch, in squares of its mean).",
+                "and for each G: cosine, bias (the share of the mean's square that does not point along the expected "
+                "gradient; noise can take it below 0) and variance (of one batch, in squares of its mean).",
                 report.grid(["estimator", "G 8", f"less {DEFAULT}", *(f"G {size}" for size in SIZES)], rows),
             ]
     return parts
@@ -161,22 +156,20 @@ def gradient_table(summary: Summary) -> list[str | list[str]]:
     return [
         "## Policy gradient at 8 rollouts a prompt",
         "Cosine between the batch's Σ A ∇ log π(command) under the estimate and under A*. Its reliability, from the "
-        "two halves "
-        f"of the continuations: {reliability}. "
-        "A bootstrap draw repeats prompts and lacks others, so intervals extend further below the estimate than above "
-        "it.",
+        f"two halves of the continuations: {reliability}. A bootstrap draw repeats prompts and lacks others, so "
+        "intervals extend further below the estimate than above it.",
         report.grid(["estimator", "mean", *(found.name for found in sets)], rows),
     ]
 
 
 def families_of(sets: list[Found]) -> dict[str, list[str]]:
-    """{kind and role: names of its sets}."""
+    """{title of a kind, and its role unless that is "hold": names of its sets}."""
     out: dict[str, list[str]] = {}
     for family in (*FAMILIES, "other"):
         for role in dict.fromkeys(found.meta["role"] for found in sets):
             names = [found.name for found in sets if found.family == family and found.meta["role"] == role]
             if names:
-                out[f"{family} ({role})"] = names
+                out[TITLES.get(family, family) + f" ({role})" * (role != "hold")] = names
     return out
 
 
@@ -189,9 +182,8 @@ def as_json(sets: list[Found], seconds: float, command: str) -> dict[str, Any]:
             low, high = interval(draws)
             row = {
                 "set": found.name, "estimator": name, "rollouts": size, "r": round(float(sums.r()), 5),
-                "low": round(low, 5),
-                "high": round(high, 5), "corrected": round(float(sums.r()) / float(np.sqrt(found.reliability)), 5),
-                "cpu_seconds": round(found.seconds[name, size], 3),
+                "low": round(low, 5), "high": round(high, 5), "cpu_seconds": round(found.seconds[name, size], 3),
+                "corrected": round(float(sums.r()) / float(np.sqrt(found.reliability)), 5),
             }  # fmt: skip
             if (cosine := summary.cosine(found, name, size)) is not None:
                 low, high = interval(cosine[1])

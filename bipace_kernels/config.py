@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,7 +13,7 @@ from .estimators.rows import ESTIMATORS, FUNCTION, PARTITIONS, VALUE_FUNCTION, V
 from .inputs import checks
 from .settings import KERNELS, Fields, settings_of
 from .settings import PRESETS as PRESET_NAMES
-from .support.errors import InputError, Named, refuse_unknown
+from .support.errors import InputError, Named, near, refuse_unknown
 from .support.handles import Handled
 
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
@@ -27,7 +28,8 @@ def check_fields(given: Any, where: str = "") -> None:
         value = getattr(given, name)
         optional = value is None and (row.off or given.__dataclass_fields__[name].default is None)
         if not (optional or row.holds(value) or (name in ("estimator", "value") and callable(value))):
-            raise InputError("{} must be {}, got {}.", Named(where + name), row.wanted, checks.shown(value))
+            end = near(value, re.findall(r"\w+", row.wanted))
+            raise InputError("{} must be {}, got {}{}", Named(where + name), row.wanted, checks.shown(value), end)
 
 
 class Derived:
@@ -103,10 +105,8 @@ class Config(Handled, Fields, Derived):
         derived = {
             "partition_row": partition,
             "estimator_row": estimator,
-            "estimator_name": own if isinstance(own, str) else str(getattr(own, "__qualname__", own)),
-            "value_name": self.value
-            if isinstance(self.value, str)
-            else str(getattr(self.value, "__qualname__", self.value)),
+            "estimator_name": str(getattr(own, "__qualname__", own)),
+            "value_name": str(getattr(self.value, "__qualname__", self.value)),
             "value_row": value,
             "needs": needs,
             "needs_keys": needs_keys,

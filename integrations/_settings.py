@@ -13,7 +13,7 @@ from typing import Any
 from ..config import PRESETS, Config, check_fields
 from ..features.embedders import EMBEDDERS, find
 from ..settings import ABSENT, EPSILON, Fields, Range, Setting, setting, settings_of
-from ..support.errors import InputError, Named
+from ..support.errors import InputError, Named, near
 from ..support.optional import named
 
 
@@ -159,8 +159,8 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
         known = [f.name for f in fields(cls)]
         for key in given:
             if key not in known:
-                text = "{}{} is not a setting of BiPACE; the settings are {}."
-                raise InputError(text, where, Named(str(key)), ", ".join(known))
+                text = "{}{} is not a setting of BiPACE; the settings are {}{}"
+                raise InputError(text, where, Named(str(key)), ", ".join(known), near(key, known))
         try:
             return cls(**{str(k): v for k, v in given.items() if v is not None})
         except InputError as error:

@@ -80,8 +80,7 @@ def _instruction_set() -> str:
 
 def _print(facts: dict[str, Any]) -> None:
     cpu, cuda = facts["cpu"], facts["cuda"]
-    places = (("cpu", "the CPU"), ("cuda", "a GPU"))
-    auto = {where: facts["auto"][kind] for kind, where in places}
+    place = {"cpu": "the CPU", "cuda": "a GPU"}
     rows = [
         ("Python", f"{facts['python']} on {facts['platform']}"),
         *((name, version or "not installed") for name, version in facts["packages"].items()),
@@ -91,8 +90,8 @@ def _print(facts: dict[str, Any]) -> None:
         ("CUDA of torch", f"{cuda['built_for'] or 'none'}, {len(cuda['devices'])} devices"),
         *((f"cuda:{index}", device) for index, device in enumerate(cuda["devices"])),
         *(
-            (f"tensors on {where} take", taken["backend"] or f"no backend ({taken['reason']})")
-            for where, taken in auto.items()
+            (f"tensors on {place[kind]} take", taken["backend"] or f"no backend ({taken['reason']})")
+            for kind, taken in facts["auto"].items()
         ),
         *facts["environment"].items(),
     ]

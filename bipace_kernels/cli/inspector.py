@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,7 +62,6 @@ class Row:
     """An estimator of the page.
 
     partition   the column of its clusters; "" for none
-    config      its configuration
     """
 
     key: str
@@ -224,7 +223,7 @@ def _add(
         action = "" if records.action is None else records.action[row]
         columns["action"].append(texts.setdefault(action, len(texts)))
         columns["reward"].append(_short(records.reward[row]))
-    _finish(groups[first_group:], first_group, paths, known_paths.values(), options.success_above)
+    _finish(groups[first_group:], first_group, paths, options.success_above)
 
     columns["returns"] += _floats(results["grpo"].returns[order])
     columns["episode"] += _floats(results["grpo"].episode_advantage[order])
@@ -234,7 +233,7 @@ def _add(
         advantages[TRAINED] = np.array(records.trained_advantage, np.float64)[order]
         trained = np.array(records.trained_cluster)[order]
         columns["cluster"][TRAINED] += _renumbered(trained, columns["cluster"][TRAINED])
-    scaled = {key: values / (_rms(values) or 1.0) for key, values in advantages.items()}
+    scaled = {key: x / (math.sqrt(float(x @ x) / max(len(x), 1)) or 1.0) for key, x in advantages.items()}
     for key, values in advantages.items():
         columns["advantage"][key] += _floats(values)
         columns["scaled"][key] += _floats(scaled[key])
@@ -287,38 +286,30 @@ def _order(records: rollouts.Rollouts, once: bool) -> Ints:
     return order
 
 
-def _finish(
-    groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[str, Any]], own: Iterable[int], above: float
-) -> None:
+def _finish(groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[str, Any]], above: float) -> None:
     """Totals of the rollouts; share of successes of the groups, and mean and standard deviation of their totals.
 
     above   a rollout without a recorded success succeeded if its total is larger
     """
-    totals: dict[int, list[float]] = {}
-    for path in (paths[at] for at in own):
-        total = path["total"]
-        fine = abs(total) <= LIMIT
-        if path["success"] is None and fine:
-            path["success"] = total > above
-        path["total"] = _short(total)
-        if fine:
-            totals.setdefault(path["group"], []).append(total)
     for number, group in enumerate(groups, first):
-        own_totals = totals.get(number, [])
-        flags = [path["success"] for path in paths if path["group"] == number and path["success"] is not None]
+        own = [path for path in paths if path["group"] == number]
+        totals = [path["total"] for path in own if abs(path["total"]) <= LIMIT]
+        for path in own:
+            if path["success"] is None and abs(path["total"]) <= LIMIT:
+                path["success"] = path["total"] > above
+            path["total"] = _short(path["total"])
+        flags = [path["success"] for path in own if path["success"] is not None]
         group["success"] = _short(sum(flags) / len(flags)) if flags else None
-        group["mean"] = _short(float(np.mean(own_totals))) if own_totals else None
-        group["std"] = _short(float(np.std(own_totals))) if own_totals else None
+        group["mean"] = _short(float(np.mean(totals))) if totals else None
+        spread = float(np.std(totals)) if totals else math.nan
+        equal = spread <= 1e-9 * max(map(abs, totals), default=0.0)  # but for the rounding of sums
+        group["std"] = 0.0 if equal else _short(spread)
 
 
 def _renumbered(labels: Ints, before: Sequence[int]) -> list[int]:
     """Labels that differ from those of earlier parts; −1 stays."""
     ahead = max(before, default=-1) + 1
     return np.where(labels < 0, -1, labels + ahead).tolist()  # type: ignore[no-any-return]
-
-
-def _rms(values: Any) -> float:
-    return float(np.sqrt(np.mean(values * values))) if len(values) else 0.0
 
 
 def _floats(values: Any) -> list[float | None]:

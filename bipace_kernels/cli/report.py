@@ -31,9 +31,8 @@ from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, form
 CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs by default
 INSPECTOR = "inspector.html"
 RECORDED = ["truncated", *(name for name in rollouts.CHECKS if name.startswith("trained_"))]  # for the inspector alone
-
-
 NOTHING = bk.ValueR2(None, 0.0, None)
+CONSTANT = "one value for the whole batch"
 
 
 @dataclass
@@ -328,7 +327,7 @@ def _markdown_section(section: Section, options: SimpleNamespace) -> list[str]:
 def _values(section: Section) -> dict[str, bk.ValueR2]:
     """Values that use no clusters, by what they are called in tables."""
     kernels = {f"GAE's kernel over {name}": found for name, found in section.values.items()}
-    return {**kernels, "one value for the whole batch": section.constant}
+    return {**kernels, CONSTANT: section.constant}
 
 
 def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
@@ -345,22 +344,20 @@ def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
 
 
 def _verdict(section: Section) -> str:
-    """One sentence: which states predict the returns of other rollouts best."""
-    by_label = {outcome.label: outcome.value_r2 for outcome in section.table}
-    by_label |= {f"GAE's kernel over {name}": found for name, found in section.values.items()}
-    known = [(label, of.r2, of.stderr) for label, of in by_label.items() if of.r2 is not None]
+    """One sentence: what predicts the returns of other rollouts best, states or one value for all."""
+    by_label = {outcome.label: outcome.value_r2 for outcome in section.table} | _values(section)
+    known = {label: float(of.r2) for label, of in by_label.items() if of.r2 is not None}
     if not known:
         return f"{section.name}: returns do not differ within prompt groups, so there is no credit to divide."
-    label, best, error = max(known, key=lambda row: row[1])
-    if best <= 0:
-        return f"{section.name}: no partition predicts returns better than the mean of the prompt group."
-    alone = section.table[0].metrics["singleton_row_fraction"]
+    best, second = sorted(known, key=lambda label: -known[label])[:2]
+    if known[best] <= 0:
+        return f"{section.name}: nothing predicts returns better than the mean of the prompt group."
+    other = CONSTANT if best != CONSTANT and CONSTANT in known else second
+    error, alone = by_label[best].stderr, section.table[0].metrics["singleton_row_fraction"]
     spread = "" if error is None else f" ± {error:.3f}"
-    one = section.constant.r2
-    constant = "" if one is None else f"; one value for the whole batch has {number(one, '.3f')}"
     return (
-        f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}{spread}{constant}); "
-        f"with equal observations {alone:.0%} of the steps have no peers."
+        f"{section.name}: {best} predicts the returns of other rollouts best (value R² {known[best]:.3f}{spread}; "
+        f"{other} has {number(known[other], '.3f')}); with equal observations {alone:.0%} of the steps have no peers."
     )
 
 

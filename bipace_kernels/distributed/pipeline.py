@@ -350,7 +350,7 @@ def _run(process_group: Any, prepare: Callable[[], _Own]) -> AdvantageResult:
     of_codes = cfg.partition_row.by_code or not cfg.has_clusters
     state: Tensor | None = None
     failed: str | None = None
-    if cfg.needs_fingerprint or not of_codes:
+    if "fingerprint" in head.kinds or not of_codes:
         together = _makes_values(cfg) and (cfg.share != "group" or callable(cfg.value))
         plan = _Plan.make(ranks, columns, counts, together=together)
         labels, state, failed = _labels(ranks, plan, columns, head, own)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..config import PRESETS, Config
 from ..estimators.memory import ValueMemory
+from ..support.errors import near
 from ..support.warnings import warn_of_unparsed, warn_once
 from . import checks
 from .checks import LateCheck
@@ -79,13 +80,13 @@ def check_columns(
             checks.check_length(value, name, n)
 
     function = callable(config.estimator)  # a user's own estimator, which may read any column
-    reads_fingerprint = config.needs_fingerprint or (function and given["fingerprint"] is not None)
-    if given["fingerprint"] is not None and not reads_fingerprint:
+    fingerprint = given["fingerprint"]
+    if fingerprint is not None and not (config.needs_fingerprint or function):
         value = "" if config.value_row is None else f", value={config.value_name!r}"
         own = f"partition={config.partition!r}, estimator={config.estimator_name!r}{value}"
         text = f"fingerprint has no effect with {own}: leave it out, or choose one that reads it, such as Config.gae()."
         warn_once("unused fingerprint", text, stacklevel=5)
-    reads_fingerprint &= given.get("value") is None
+        fingerprint = None
     unused = not function and given["returns"] is not None and given["episode_return"] is not None
     unused &= "rewards" not in config.needs
     parsed, truncated = given["action_parsed"], given["truncated"] if config.needs_truncated else None
@@ -103,7 +104,7 @@ def check_columns(
         "truncated": None if truncated is None else checks.bool_vector(truncated, "truncated", n, late),
         "value": given.get("value"),
         "raw_advantage": given.get("raw_advantage"),
-        "fingerprint": checks.fingerprint_matrix(given["fingerprint"], n) if reads_fingerprint else None,
+        "fingerprint": None if fingerprint is None else checks.fingerprint_matrix(fingerprint, n),
     }
     return {name: x if x is None or x.device == device else to_device(x, device, name) for name, x in columns.items()}
 
@@ -116,8 +117,8 @@ def check_config(config: Config | str | None) -> Config:
     if isinstance(name, str) and name in _OF_PRESETS:
         return _OF_PRESETS[name]
     got = repr(config) if isinstance(config, str) else checks.type_name(config)
-    kind = ValueError if isinstance(config, str) else TypeError
-    raise kind(f"config must be a bipace_kernels.Config, got {got}; or the name of a preset, {', '.join(_OF_PRESETS)}.")
+    kind, end = ValueError if isinstance(config, str) else TypeError, near(config, _OF_PRESETS)
+    raise kind(f"config must be a bipace_kernels.Config or one of {', '.join(_OF_PRESETS)}, got {got}{end}")
 
 
 _OF_PRESETS = {name: make() for name, make in PRESETS.items()}
@@ -146,10 +147,12 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
     needs = cfg.needs
     if given["rewards"] is None and "rewards" in needs:
         raise ValueError(f"rewards is missing; estimator={cfg.estimator!r} reads the reward of each step.")
-    if "fingerprint" in needs and given["fingerprint"] is None and given.get("value") is None:
+    reads = cfg.averages_actions or isinstance(cfg.value, str)  # a function may do without states
+    if "fingerprint" in needs and reads and given["fingerprint"] is None and given.get("value") is None:
         raise ValueError(
             f"fingerprint is missing; estimator={cfg.estimator!r} with value={cfg.value_name!r} needs one per row: "
-            "bipace_kernels.ngram_fingerprint(observation) makes them from texts.  Or take value='group' or 'cluster'."
+            "bipace_kernels.ngram_fingerprint(observation) makes them from texts.  Or take value='group' or 'cluster', "
+            "or with a function action_noise=None."
         )
     argument = cfg.partition_row.argument
     if argument is not None and given[argument] is None:

@@ -80,10 +80,15 @@ class InputTypeError(InputError, TypeError):
     """The same as a TypeError."""
 
 
+def near(given: object, known: Iterable[str]) -> str:
+    """The end of a message about a name: the known one that is like it, if there is one."""
+    found = difflib.get_close_matches(str(given), known, 1)
+    return f"; did you mean {found[0]!r}?" if found else "."
+
+
 def refuse_unknown(what: str, given: Iterable[str], known: Sequence[str], kind: str = "argument") -> None:
     """TypeError for the first name that is not known, with the nearest that is."""
     for name in given:
         if name not in known:
-            short = {"eps": "epsilon", "lam": "gae_lambda"}.get(name)
-            near = [short] if short in known else difflib.get_close_matches(name, known, 1)
-            raise TypeError(f"{what} has no {kind} {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}")
+            meant = {"eps": "epsilon", "lam": "gae_lambda"}.get(name, name)
+            raise TypeError(f"{what} has no {kind} {name!r}{near(meant, known)}")

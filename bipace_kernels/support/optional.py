@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .errors import near
+
 # Name in `import` -> name on PyPI, extra that has it.
 PACKAGES = {
     "typer": ("typer", "cli"),
@@ -61,11 +63,14 @@ def named(text: str) -> Any:
     place, _, name = text.rpartition(":")
     try:
         if not place.endswith(".py"):
-            return getattr(importlib.import_module(place), name)
-        file = str(Path(place).resolve())
-        spec: Any = importlib.util.spec_from_file_location(file, file)
-        module = sys.modules[file] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+            module = importlib.import_module(place)
+        else:
+            file = str(Path(place).resolve())
+            spec: Any = importlib.util.spec_from_file_location(file, file)
+            module = sys.modules[file] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        if not hasattr(module, name):
+            raise AttributeError(f"{place} has no attribute {name!r}{near(name, vars(module)).rstrip('.')}")
         return getattr(module, name)
     except Exception as error:  # whatever the user's module raises
         cure = "" if place.endswith(".py") else f"; for a file of the current folder write {place}.py:{name}"

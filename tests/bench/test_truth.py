@@ -55,6 +55,10 @@ def wrong_length(batch):
     return np.zeros(len(batch) + 1)
 
 
+def of_records(records: bk.StepRecords) -> torch.Tensor:
+    return records.returns
+
+
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_a_committed_set_is_what_its_page_promises(path):
     found = truth_sets.read(path)
@@ -202,17 +206,18 @@ def test_cosines_from_gradients_by_group_are_those_of_the_whole_sums(tmp_path):
     assert float(truth_measures.Gradients.make([batch], [0 * a], [batch.truth]).cosine()) == 0.0
 
 
-def test_gradients_have_a_table_where_a_set_has_them(tmp_path, capsys):
+def test_gradients_have_a_table_where_a_set_has_them(tmp_path):
     small_set(tmp_path / "a/coin_hold.npz", rollouts=8, gradients=True)
     words = ["--estimator", f"{__name__}:every_record", "--rollouts", "8", "--only", "GRPO", "--processes", "1"]
     truth.main(["--folder", str(tmp_path / "a"), *words, "--out", str(tmp_path / "out")])
-    table = re.sub(" {2,}", " ", capsys.readouterr().out.partition("## Policy gradient at 8")[2])
+    page = (tmp_path / "out/truth.md").read_text(encoding="utf-8")
+    table = re.sub(" {2,}", " ", page.partition("## Policy gradient at 8")[2])
     assert f"{__name__}:every_record | 1.000 (1.00 to 1.00) | 1.000 (1.00 to 1.00) |" in table and "| GRPO | " in table
     rows = json.loads((tmp_path / "out/truth.json").read_text(encoding="utf-8"))["rows"]
     assert {row["estimator"]: row["gradient"]["cosine"] for row in rows}[f"{__name__}:every_record"] == 1.0
     small_set(tmp_path / "b/coin_hold.npz", rollouts=8)
-    truth.main(["--folder", str(tmp_path / "b"), *words])
-    assert "## Policy gradient" not in capsys.readouterr().out
+    truth.main(["--folder", str(tmp_path / "b"), *words, "--out", str(tmp_path / "out")])
+    assert "## Policy gradient" not in (tmp_path / "out/truth.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", sorted(truth_sets.FOLDER.glob("along/*.npz")), ids=lambda path: path.stem)
@@ -230,36 +235,42 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
     words = ["--folder", str(tmp_path), "--estimator", own, "--rollouts", "2", "4", "--only", "GRPO"]
     words += ["--processes", "1", "--out", str(tmp_path / "out")]
     assert truth.main(words) == 0
-    page = capsys.readouterr().out
+    page = (tmp_path / "out/truth.md").read_text(encoding="utf-8")
     assert "coin_hold" in page and "coin_choose" not in page
-    assert (tmp_path / "out/truth.md").read_text(encoding="utf-8") == page
     assert (tmp_path / "out/truth.png").stat().st_size > 10_000
     rows = json.loads((tmp_path / "out/truth.json").read_text(encoding="utf-8"))["rows"]
     r = {(row["estimator"], row["rollouts"]): row["r"] for row in rows}
     assert r[own, 2] == r[own, 4] == 1.0 and -1 < r["GRPO", 2] < 1
     assert {(name, 4) for name in truth_rows.BASELINES} <= set(r)  # whatever --only says
-    table = page[page.index("## Yours, at 4 rollouts") : page.index("## Sets")]
+    table, rest = page[page.index("Correlation with") :].split("Less that of Config.gae()")
+    assert capsys.readouterr().out.startswith(table)  # the other tables are for the file
     names = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")][2:]
     assert names == sorted({own, *truth_rows.BASELINES}, key=lambda name: -r[name, 4])
-    less = re.search(r"\| GRPO .*\| +([-+][\d.]+) \(", table)
+    less = re.search(r"\| GRPO .*\| +([-+][\d.]+) \(", rest)
     assert float(less[1]) == pytest.approx(r["GRPO", 4] - r["Config.gae()", 4], abs=1e-3)
     for wrong, message in (
         ("nothing", "--estimator wants MODULE:NAME or FILE.py:NAME, got 'nothing'"),
         ("no_such_module:f", "No module named 'no_such_module'"),
         (f"{__name__}:absent", "has no attribute 'absent'"),
-        (f"{__name__}:__name__", "must be a function or a bipace_kernels.Config"),
+        (f"{__name__}:of_records", "bk.Config.gae(value=FUNCTION)"),
+        (f"{__name__}:__name__", "must name a bk.Config"),
     ):
         with pytest.raises(SystemExit):
             truth.main([*words[:2], "--estimator", wrong, "--processes", "1"])
         assert message in capsys.readouterr().err
-    truth.main([*words[:2], "--estimator", f"{__name__}:OWN", "--only", "GiGPO", "--processes", "1"])
-    page = capsys.readouterr().out
+    truth.main([*words[:2], "--estimator", f"{__name__}:OWN", "--only", "GiGPO", *words[-4:]])
+    page = (tmp_path / "out/truth.md").read_text(encoding="utf-8")
     page = page[page.index("## 4 rollouts a prompt") :]
-    lines = [line for line in page.splitlines() if "| GiGPO " in line or ":OWN " in line]
+    lines = [line for line in page.splitlines() if re.match(r"\| (GiGPO|.*:OWN) +\|", line)]
     assert lines[0].split("|", 2)[2] == lines[1].split("|", 2)[2]
     short = ["--only", "GRPO", "--rollouts", "2", "--processes", "1"]
-    with pytest.raises(ValueError, match=r"must give \[N\]"):
-        truth.main([*words[:2], "--estimator", f"{__name__}:wrong_length", *short])
+    for wrong, message in (
+        (["--estimator", f"{__name__}:wrong_length", *short], "must give [N] ="),
+        (["--sets", "paper"], "--role hold and --sets 'paper'; there are coin_choose, coin_hold."),
+    ):
+        with pytest.raises(SystemExit):
+            truth.main([*words[:2], *wrong])
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_file_of_the_current_folder_holds_ones_own(tmp_path, capsys, monkeypatch):
@@ -270,8 +281,10 @@ def test_a_file_of_the_current_folder_holds_ones_own(tmp_path, capsys, monkeypat
     words = ["--folder", ".", "--rollouts", "4", "--only", "GRPO", "--processes", "1", "--estimator"]
     assert truth.main([*words, "mine.py:KNN"]) == 0
     assert re.search(r"\| mine.py:KNN .*\+0\.000 \(\+0\.000 to \+0\.000\)", capsys.readouterr().out)
-    with pytest.raises(RuntimeError, match=r"'mine.py:fails' failed on \d+ records of coin_hold, ZeroDivisionError"):
+    with pytest.raises(SystemExit):
         truth.main([*words, "mine.py:fails"])
+    error = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"mine.py:fails on the \d+ records of coin_hold: ZeroDivisionError.*mine.py, line 4\)", error)
 
 
 def test_the_leaderboard_is_that_of_the_committed_results(capsys):

@@ -407,18 +407,6 @@ def test_backends_and_threads(golden, out):
     np.testing.assert_allclose(tables[0]["advantage"], tables[1]["advantage"], atol=2e-5)
 
 
-def test_tables_read_back_as_input(golden, tmp_path, out):
-    """Ids may be strings; a Parquet file of records is read like JSON lines."""
-    import pyarrow as pa
-
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.Table.from_pylist([{**row, "rollout": f"r{row['rollout']}"} for row in GOLDEN]), path)
-    assert run("advantage", path, "--out", out).exit_code == 0
-    assert table(out)["rollout"] == ["r0", "r0", "r1", "r1", "r2", "r2"]
-    assert run("advantage", golden, "--out", tmp_path / "b.parquet").exit_code == 0
-    assert table(out)["advantage"] == table(tmp_path / "b.parquet")["advantage"]
-
-
 BAD_OPTIONS = {
     "preset": (["--preset", "ppo"], "--preset must be one of grpo, gigpo, hgpo, bigpo, bipace, gae, got 'ppo'"),
     "partition": (["--partition", "fuzzy"], "partition must be one of none, exact, history, similar, cosine"),

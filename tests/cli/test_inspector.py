@@ -78,6 +78,8 @@ def test_groups_have_their_success_and_spread(tmp_path):
     assert [path["success"] for path in content["rollouts"]] == [True, False, False]
     actions = content["columns"]["same_action"]
     assert actions[1] == actions[5] and len(set(actions)) == 4  # "take" and " take"
+    same = [dict(row, reward=reward) for row, reward in zip(GOLDEN, (0.1, 0.2, 0.3, 0.0, 0.2, 0.1), strict=True)]
+    assert content_of(tmp_path, same)["groups"][0]["std"] == 0.0  # rounding of sums is no spread
 
 
 def test_success_takes_a_threshold(tmp_path):
@@ -409,6 +411,12 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
         assert sign == f"var(--{'above' if a > 0 else 'below' if a < 0 else 'none'})"
     page.select_option("#partition", "exact")
     assert dots.all_inner_texts() == ["A", "B", "A", "", "A", "B"]  # rooms, halls, and the roof alone
+    size = "node => getComputedStyle(node).fontSize"
+    for width, shown in ((100 + 12 * 2, "0px"), (1400, "10px")):  # letters where they have room
+        page.eval_on_selector("#timeline", f"node => {{ node.style.width = '{width}px' }}")
+        page.wait_for_timeout(200)
+        assert dots.first.evaluate(size) == shown
+    page.eval_on_selector("#timeline", "node => { node.style.width = '' }")
     dots.nth(5).click()
     assert page.inner_text("#step-title") == "Step 1 of rollout 2"
 
@@ -427,19 +435,24 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     left, right = (turns.nth(k).bounding_box() for k in (2, 3))
     assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
 
-    # The link leads to the same step, estimator, partition and view.
+    # The link leads to the same step, estimator, partition, view, second rollout and filters.
     page.select_option("#estimator", "gae")
+    page.select_option("#second", label="1 (failure)")
+    page.fill("#least", "0.5")
     page.click("#link")
     page.locator("#link", has_text="Copied").wait_for()
+    link = page.url
     page.focus("#find-group")
     page.keyboard.press("Control+V")
-    assert page.input_value("#find-group") == page.url
+    assert page.input_value("#find-group") == link
     other, _ = opened(browser, tmp_path / "out/inspector.html")
-    other.goto(page.url)
+    other.goto(link)
     other.locator("#transcript.pair").wait_for()
-    assert [other.input_value(name) for name in ("#estimator", "#partition")] == ["gae", "exact"]
-    assert other.inner_text("#step-title") == "Step 1 of rollout 2"
+    for name in ("#estimator", "#partition", "#second", "#least"):
+        assert other.input_value(name) == page.input_value(name) != ""
+    assert other.inner_text("#step-title") == "Step 1 of rollout 2" and other.url == link
     other.close()
+    page.fill("#least", "0")
 
     # Filters of groups, empty lists, and the list of steps of what is left.
     names = page.locator("#groups tbody td:first-child")
@@ -474,7 +487,7 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     # Every heading, field and button of a heading has a tooltip of its own.
     bare = """nodes => nodes.filter(node => !node.title && !node.querySelector("[title]") && node.textContent)
       .map(node => node.textContent)"""
-    for every in ("main h2, main h3", "#groups thead th, #steps thead th, #step thead th", "main label, header label"):
+    for every in ("main h2, main h3", "main thead th", "main label, header label"):
         assert page.eval_on_selector_all(every, bare) == [], every
     assert wrong == []
     page.close()
@@ -500,27 +513,34 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
     success = page.locator("#course figure").first
     assert success.locator("title").all_text_contents() == ["update 0: 0.000", "update 50: 0.333", "update 100: 0.333"]
     page.locator("#slider").focus()
-    for key, name in (
-        ("Home", "update 0 (1 of 3)"),
-        ("ArrowRight", "update 50 (2 of 3)"),
-        ("End", "update 100 (3 of 3)"),
-    ):
+    names = {"Home": "update 0 (1 of 3)", "ArrowRight": "update 50 (2 of 3)", "End": "update 100 (3 of 3)"}
+    for key, name in names.items():
         page.keyboard.press(key)
         assert page.inner_text("#update") == name
         assert page.locator("#groups tbody td:first-child").all_inner_texts() == [f"key {name.partition(' (')[0]}"]
         assert page.inner_text("#step dl").count(f"update_{int(name.split()[1]):08d}.parquet") == 1
+    link = page.url
     page.click("#every")
     assert page.locator("#groups tbody tr").count() == 3
+    assert page.inner_text("#update") == "all 3; the group shown: update 100"
 
     # A threshold decides what is a success where the file does not say.
     page.fill("#above", "0.5")
     assert success.locator("title").all_text_contents() == ["update 0: 0.000", "update 50: 0.000", "update 100: 0.333"]
     assert "33 %" in page.inner_text("#timeline .legend")
+    assert "above=0.5" in page.url
+    other, _ = opened(browser, folder / "inspector.html")
+    other.goto(f"{link}&above=0.5")  # of the last update alone
+    assert other.locator("#groups tbody tr").count() == 1
+    assert other.locator("#course title").all_text_contents()[1] == "update 50: 0.000"
+    other.close()
 
     # Steps that are alone in "the trainer's own" partition are not marked; the recorded neighbours are outlined.
     page.locator("#cells .cell").nth(3).click()
     assert page.locator("#cells .alone").count() == 0
     assert "no peers" not in page.inner_text("#timeline") + page.inner_text("#steps tbody")
+    assert page.locator("#cluster").is_hidden() and page.locator("#steps thead").inner_text().split()[4] == "V̂"
+    assert page.locator("#steps tbody td:nth-child(2)").all_inner_texts()[:2] == ["0.000", "0.250"]
     peers = "nodes => nodes.map(node => node.classList.contains('peer'))"
     assert page.eval_on_selector_all("#cells .cell", peers) == [False] * 5 + [True]
     assert page.inner_text("#reason tbody").split() == ["0.750", "0.500", "−2.875", "+0.500"]

@@ -61,6 +61,11 @@ def test_a_verdict_where_there_is_nothing_to_compare(tmp_path, undrawn):
     done = run("report", write(tmp_path / "a.jsonl", rows), "--out", tmp_path / "out", "--no-similar")
     assert done.exit_code == 0, done.output
     assert "a.jsonl: returns do not differ within prompt groups, so there is no credit to divide." in done.output
+    metrics = {"singleton_row_fraction": 0.5}
+    exact = SimpleNamespace(label="exact", value_r2=bk.ValueR2(0.2, 1.0, 0.1), metrics=metrics)
+    section = report.Section("a", "a", None, [exact], constant=bk.ValueR2(0.5, 1.0, 0.01))
+    best = "a: one value for the whole batch predicts the returns of other rollouts best (value R² 0.500 ± 0.010; "
+    assert report._verdict(section).startswith(best + "exact has 0.200); ")
 
 
 def test_json_is_a_direct_computation(made, games):

@@ -48,7 +48,7 @@ def reads_fingerprint(records: Any) -> torch.Tensor:
 
 def own_value(records: Any) -> torch.Tensor:
     """Depends on all records, also where values are not shared between groups."""
-    return records.returns.double() * 0.5 + records.fingerprint.double().sum()
+    return records.returns.double() * 0.5 + (0 if (x := records.fingerprint) is None else x.double().sum())
 
 
 OWN = {
@@ -124,6 +124,8 @@ def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Co
         given["observation"] = code if how == 1 else forms[seed % 5]
     if callable(config.estimator) and config.partition != "cosine":
         given["fingerprint"] = None
+    if callable(config.value) and seed % 2:
+        given["fingerprint"], changes["action_noise"] = None, None
     given["truncated"] = rng.random(n) < 0.5 if rng.random() < 0.5 else None
     if rng.random() < 0.2:
         given["step"] = None

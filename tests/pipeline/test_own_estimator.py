@@ -145,6 +145,9 @@ def test_a_value_that_is_a_function_has_averages_over_equal_actions():
         replace(config, share="memory")
     with pytest.raises(ValueError, match=r"fingerprint is missing.* value='group_means' .*ngram_fingerprint"):
         bk.advantage(config=bk.Config.gae(group_means), **BATCH.arguments(fingerprint=None))
+    without = bk.Config.gae(group_means, action_noise=None)  # needs no states, and gets those that are given
+    known = bk.advantage(config=without, **BATCH.arguments())
+    assert torch.equal(bk.advantage(config=without, **BATCH.arguments(fingerprint=None)).advantage, known.advantage)
 
 
 def test_a_state_that_is_not_finite_reaches_a_function_as_zeros():

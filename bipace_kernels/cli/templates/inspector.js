@@ -8,7 +8,10 @@ const $ = (selector) => document.querySelector(selector);
 
 let data, columns, count, members, letters, joined;
 const shown = { estimator: "", partition: "", group: 0, step: -1, page: 0, groupSort: [0, 1], stepSort: [0, 1] };
-const usual = {};  // values that a link leaves out
+const usual = {};  // values of the controls that a link leaves out
+const KEPT = ["estimator", "partition", "above", "view", "file", "outcome", "only-spread", "find-group", "scope",
+  "ended", "least", "disagree", "find-step"];  // controls that a link holds
+const OF_GROUP = ["cluster", "second"];  // the same, whose choices depend on the prompt group
 
 function make(tag, content, properties) {
   const node = document.createElement(tag);
@@ -19,6 +22,14 @@ function make(tag, content, properties) {
   }
   for (const child of [content].flat()) if (child !== undefined && child !== null) node.append(child);
   return node;
+}
+
+const stateOf = (name) => ($(`#${name}`).type === "checkbox" ? String($(`#${name}`).checked) : $(`#${name}`).value);
+
+function setState(name, value) {
+  const control = $(`#${name}`);
+  if (control.type === "checkbox") control.checked = value === "true";
+  else if (!control.options || [...control.options].some((one) => one.value === value)) control.value = value;
 }
 
 const option = (value, text) => make("option", text, { value });
@@ -247,8 +258,9 @@ function drawTimeline() {
   );
   const steps = [...new Set(rows.map((i) => columns.step[i]))].sort((a, b) => a - b);
   const at = new Map(steps.map((step, k) => [step, k]));
-  const headings = steps.map((step) => make("th", String(step), { scope: "col" }));
-  table.tHead.replaceChildren(make("tr", [make("th", "rollout", { scope: "col" }), ...headings]));
+  const headings = steps.map((step) => make("th", String(step), { scope: "col", title: `step ${step} of each rollout` }));
+  const first = make("th", "rollout", { scope: "col", title: "the rollout, its outcome and its sum of rewards" });
+  table.tHead.replaceChildren(make("tr", [first, ...headings]));
   const largest = Math.max(1e-30, ...rows.map((i) => Math.abs(columns.advantage[shown.estimator][i])));
   const paths = membersBy(rows.map((i) => columns.rollout[i]));
   table.tBodies[0].replaceChildren(...[...paths].map(([path, own]) => {
@@ -258,8 +270,8 @@ function drawTimeline() {
     return make("tr", [make("th", [rollout.name, make("span", `${end} ${number(rollout.total)}`)],
       { scope: "row", title: rollout.name }), ...cells]);
   }));
-  fitCells();
   drawHeat(paths, rows, at, largest);
+  fitCells();
   chooseRollouts();
   markCells();
 }
@@ -267,7 +279,7 @@ function drawTimeline() {
 // The whole group: a small cell for each step, coloured by A, with a stripe and where there is room a letter of its
 // cluster.  The cells below are its zoom.
 function drawHeat(paths, rows, at, largest) {
-  const box = $("#heat"), room = (box.clientWidth - 100) / at.size;
+  const box = $("#heat");
   box.style.setProperty("--steps", at.size);
   const nodes = [];
   [...paths].forEach(([path, own], r) => {
@@ -278,7 +290,7 @@ function drawHeat(paths, rows, at, largest) {
     nodes.push(name);
     for (const i of own.map((k) => rows[k])) {
       const value = columns.advantage[shown.estimator][i], cluster = letters.get(clusterOf(i));
-      const dot = make("i", cluster && room > 14 ? cluster.name : "", { className: "dot", "--sign": colour(value),
+      const dot = make("i", cluster ? cluster.name : "", { className: "dot", "--sign": colour(value),
         "--share": `${Math.round((80 * Math.abs(value)) / largest)}%`,
         "--cluster": cluster ? cluster.colour : "transparent",
         title: `${place(i)}: A ${signed(value)}${cluster ? `, cluster ${cluster.name}` : ""}` });
@@ -361,6 +373,7 @@ function fitCells() {
   const room = Math.max(1, Math.floor((width - least) / 100)), wide = Math.floor((width - least) / room);
   box.style.setProperty("--cell", steps > room ? `${wide - 2}px` : "104px");
   box.style.setProperty("--names", `${steps > room ? width - room * wide : least}px`);
+  $("#heat").classList.toggle("narrow", ($("#heat-box").clientWidth - 100) / steps <= 14);
 }
 
 function drawCell(i, largest) {
@@ -429,8 +442,11 @@ function stepColumns() {
         const name = whole ? `${data.groups[columns.group[i]].task} · ${place(i)}` : place(i);
         return make("td", name, { className: "text", title: name });
       } },
-    { name: "cluster", title: "records in its cluster", value: (i) => clusterSize(i), cls: "number",
-      draw: (i) => cell(drawMark(i)) },
+    joined[shown.partition]
+      ? { name: "cluster", title: "records in its cluster", value: (i) => clusterSize(i), cls: "number",
+        draw: (i) => cell(drawMark(i)) }
+      : { name: "V̂", title: "value of its state by GAE; no two steps share a cluster", value: valueOf, cls: "number",
+        draw: (i) => numeric(valueOf(i)) },
     { name: "action", title: "its text; hover over one for the observation",
       value: (i) => oneLine(columns.action[i]), cls: "text",
       draw: (i) => {
@@ -446,6 +462,7 @@ function stepColumns() {
   ];
 }
 
+const valueOf = (i) => (columns.trained.value || columns.value)[i];
 const clusterSize = (i) => (clusterOf(i) < 0 ? 0 : members[shown.partition].get(clusterOf(i)).length);
 
 function drawMark(i) {
@@ -534,7 +551,8 @@ function drawClusterChoice() {
   list.replaceChildren(option("", "any"), option("several", "with peers"), option("alone", "no peers"),
     ...[...letters].map(([cluster, { name, size }]) => option(String(cluster), `${name} (${size} steps)`)));
   list.value = before;
-  if (list.selectedIndex < 0) list.value = "";
+  $("#of-cluster").hidden = !joined[shown.partition];
+  if (list.selectedIndex < 0 || $("#of-cluster").hidden) list.value = "";
 }
 
 // ---- one step
@@ -724,7 +742,8 @@ function drawCourse() {
   });
   $("#slider").max = order.length - 1;
   $("#slider").value = order.indexOf(here);
-  $("#update").textContent = `${fileName(here)} (${order.indexOf(here) + 1} of ${order.length})`;
+  $("#update").textContent = $("#file").value === "" ? `all ${order.length}; the group shown: ${fileName(here)}`
+    : `${fileName(here)} (${order.indexOf(here) + 1} of ${order.length})`;
   $("#updates-title").textContent = order.every((file) => typeof updateOf(file) === "number") ? "Updates" : "Files";
   const nodes = COURSE.map(({ name, title, of }) => {
     const values = files.map(of), finite = values.filter((value) => value !== null);
@@ -757,19 +776,20 @@ function chooseFile(file) {
   $("#file").value = String(file);
   const step = informative((group) => group.file === file);
   if (step !== undefined) chooseStep(step);
+  drawCourse();
   drawGroups();
   drawSteps();
 }
 
 // Successes where the file has none: of totals above the threshold.
 function judge() {
+  if (data.success_above === null) return;
   const above = Number($("#above").value);
   for (const path of data.rollouts) path.success = path.total === null ? null : path.total > above;
   data.groups.forEach((group, g) => {
     const known = data.rollouts.filter((path) => path.group === g && path.success !== null);
     group.success = share(known, ({ success }) => success);
   });
-  redraw();
 }
 
 // ---- choosing
@@ -810,21 +830,26 @@ function keep() {
 
 // The step, and what is not chosen as usual.
 function address() {
-  const chosen = Object.keys(usual).filter((name) => $(`#${name}`).value !== usual[name]);
-  return new URLSearchParams([["step", shown.step], ...chosen.map((name) => [name, $(`#${name}`).value])]).toString();
+  const chosen = KEPT.filter((name) => stateOf(name) !== usual[name]);
+  if ($("#cluster").value) chosen.push("cluster");
+  if ($("#view").value === "pair") chosen.push("second");
+  return new URLSearchParams([["step", shown.step], ...chosen.map((name) => [name, stateOf(name)])]).toString();
 }
 
 function follow() {
   const wanted = new URLSearchParams(location.hash.slice(1)), step = Number(wanted.get("step") || NaN);
-  for (const name of Object.keys(usual)) {
-    const list = $(`#${name}`), value = wanted.get(name) ?? usual[name];
-    if ([...list.options].some((one) => one.value === value)) list.value = value;
-  }
+  const above = stateOf("above");
+  for (const name of KEPT) setState(name, wanted.get(name) ?? usual[name]);
+  if (stateOf("above") !== above) judge();
   shown.estimator = $("#estimator").value;
   shown.partition = $("#partition").value;
   shown.step = Number.isInteger(step) && step >= 0 && step < count ? step : informative();
   shown.group = columns.group[shown.step];
   redraw();
+  for (const name of OF_GROUP.filter((one) => wanted.has(one))) setState(name, wanted.get(name));
+  drawTranscript();
+  markCells();
+  drawSteps();
 }
 
 async function copyLink() {
@@ -900,8 +925,9 @@ async function start() {
   const trained = data.partitions.some((row) => row.key === "trained");  // a training run's own credit comes first
   $("#estimator").value = trained ? "trained" : data.has_actions ? "bipace" : "bigpo";
   $("#partition").value = trained ? "trained" : "cosine";
-  for (const name of ["estimator", "partition", "view"]) usual[name] = $(`#${name}`).value;
   $("#file").append(option("", "any"), ...fileOrder().map((file) => option(String(file), fileName(file))));
+  $("#above").value = data.success_above ?? 0;
+  for (const name of KEPT) usual[name] = stateOf(name);
   $("#of-file").hidden = data.files.length < 2;
   theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   if (!count) throw new Error("no record of the file takes part; all are padding");
@@ -911,13 +937,12 @@ async function start() {
   onhashchange = follow;
   $("#estimator").onchange = $("#partition").onchange = () => { redraw(); keep(); };
   $("#of-success").hidden = data.success_above === null;
-  $("#above").value = data.success_above ?? 0;
-  $("#above").oninput = judge;
+  $("#above").oninput = () => { judge(); redraw(); keep(); };
   $("#slider").oninput = () => chooseFile(fileOrder()[Number($("#slider").value)]);
-  $("#every").onclick = () => { $("#file").value = ""; drawGroups(); drawSteps(); };
+  $("#every").onclick = () => { $("#file").value = ""; drawCourse(); drawGroups(); drawSteps(); keep(); };
   $("#link").onclick = copyLink;
-  const form = $("#steps form"), again = () => { shown.page = 0; drawSteps(); };
-  $("#groups form").oninput = () => { drawGroups(); again(); };
+  const form = $("#steps form"), again = () => { shown.page = 0; drawSteps(); keep(); };
+  $("#groups form").oninput = () => { drawCourse(); drawGroups(); again(); };
   form.oninput = again;
   form.onsubmit = $("#groups form").onsubmit = (event) => event.preventDefault();
   form.onreset = () => setTimeout(again);
@@ -925,7 +950,7 @@ async function start() {
   $("#save-steps").onclick = saveSteps;
   $("#view").onchange = () => { drawTranscript(); markCells(); fitCells(); keep(); };
   $("#first").onchange = () => readRollout(Number($("#first").value));
-  $("#second").onchange = () => { drawTranscript(); markCells(); };
+  $("#second").onchange = () => { drawTranscript(); markCells(); keep(); };
   $("#heat").onclick = (event) => {
     const dot = event.target.closest(".dot");
     if (dot) chooseStep(Number(dot.dataset.key));
@@ -934,7 +959,7 @@ async function start() {
   $("#more").onclick = () => { shown.page += 1; drawSteps(); };
   $("#timeline table").onkeydown = moveInTimeline;
   document.onkeydown = keys;
-  new ResizeObserver(fitCells).observe($("#cells"));
+  new ResizeObserver(fitCells).observe($("#timeline"));
 }
 
 start().catch((error) => {
