@@ -182,9 +182,7 @@ class Fields:
     episode_scope: str = setting(
         "trajectory", "A_ep's μ and σ are over trajectories, or steps", ("trajectory", "step"), read_by=_EPISODE
     )
-    lone_trajectory: str = setting(
-        "zero", "A_ep of a lone rollout: 0, or its return", ("zero", "raw"), read_by=_EPISODE
-    )
+    lone_trajectory: str = setting("zero", "A_ep of a lone rollout: 0 or its return", ("zero", "raw"), read_by=_EPISODE)
     delta: float = setting(1e-6, "δ, added to every σ", DELTA, "δ", read_by=_DIVIDED, trainer=ABSENT)
     length_weight_alpha: float = setting(1.0, "exponent α of HGPO's weights by depth", NOT_NEGATIVE, "α", read_by=_HGPO)
     base_group: bool = setting(False, "whether A_ep joins HGPO's aggregate as depth 0", bool, read_by=_HGPO)

@@ -48,10 +48,8 @@ collect_ignore_glob = ["integrations"] * bool(_MISSING) + ["cli", "clusters/test
 
 
 # Files of stages that CUDA leaves to Triton: its run tests them.
-OF_TRITON = [
-    f"test_device_{name}.py"
-    for name in ("combine", "critic", "episode", "ngrams", "numbering", "observations", "returns")
-]
+ONLY_TRITON = ("combine", "critic", "episode", "ngrams", "numbering", "observations", "returns")
+OF_TRITON = [f"test_device_{name}.py" for name in ONLY_TRITON]
 
 
 def pytest_report_header():

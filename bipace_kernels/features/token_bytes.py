@@ -224,6 +224,4 @@ def _verify(backend: Any, parts: list[bytes], added: list[int], *, strips_space:
             continue  # decoders differ in how they show broken UTF-8, and spec leaves such rows open
         if decoded == text or (strips_space and decoded.lstrip(" ") == text.lstrip(" ")):
             continue
-        raise ValueError(
-            f"tokenizer must decode to its bytes, but decode({row}) gave {decoded!r}, not {text!r}; {_BY_TEXT}."
-        )
+        raise ValueError(f"tokenizer must decode to its bytes, but {row} gives {decoded!r}, not {text!r}; {_BY_TEXT}.")

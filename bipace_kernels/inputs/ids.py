@@ -263,9 +263,7 @@ def _check_ids(ndim: int, shape: tuple[int, ...], name: str) -> None:
 
 
 def _float_ids(name: str, dtype: str) -> TypeError:
-    return TypeError(
-        f"{name} must hold ids (integers, strings, other hashables), got dtype {dtype}; make it int64 if it is."
-    )
+    return TypeError(f"{name} must hold ids (integers, strings, other hashables), got dtype {dtype}; make it int64.")
 
 
 def _no_id(name: str, row: int, value: Any) -> ValueError:

@@ -149,7 +149,5 @@ def _hidden(data: Any) -> Any:
             f"by python -m bipace_kernels.integrations.verl_agent, or set {WHERE}bisim_embedder=ngram."
         )
     if not torch.equal(data.batch[HIDDEN_IDS], data.batch[IDS]):
-        raise ValueError(
-            f"{HIDDEN} holds states of other rows than the batch: use the log-probabilities of its own rows."
-        )
+        raise ValueError(f"{HIDDEN} holds states of other rows than the batch: use log-probabilities of its own rows.")
     return data.batch[HIDDEN]

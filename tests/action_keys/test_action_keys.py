@@ -18,6 +18,12 @@ from bipace_kernels import _native
 from bipace_kernels.backends.cpu import action_keys as cpu
 from bipace_kernels.backends.reference.xxh64 import signed, xxh64
 
+MATRIX = torch.tensor([spelt(f"<action>Go {i:02d}</action>") for i in range(37)])
+TOKEN = st.sampled_from([256, 257, 258, 259, 32, 65]) | st.integers(0, 259)
+TABLES = {}
+IDS = torch.zeros(2, 3, dtype=torch.int64)
+SEEDS = [0, 1, 2, 3, 4, 5, 0x9E3779B185EBCA87, 2**64 - 1]
+
 
 def keys_of(responses, **options):
     keys, parsed = bk.action_keys(responses, **options)
@@ -73,12 +79,9 @@ def test_no_match_falls_back_to_the_first_n_key(backend):
 
 def test_tag_may_straddle_tokens_and_the_joins_inside_the_search(backend):
     # Byte tokens put the two tags across every boundary at which the search pauses for more tokens.
-    rows = [
-        spelt("." * before + "<action>" + "b" * body + "</action>tail")
-        for before in range(50, 70)
-        for body in (0, 5, 60)
-    ]
-    want = [key(b"b" * body, 2) for _ in range(50, 70) for body in (0, 5, 60)]
+    lengths = [(before, body) for before in range(50, 70) for body in (0, 5, 60)]
+    rows = [spelt("." * before + "<action>" + "b" * body + "</action>tail") for before, body in lengths]
+    want = [key(b"b" * body, 2) for _, body in lengths]
     assert keys_of(rows, token_bytes=TABLE, backend=backend) == (want, [True] * len(rows))
 
 
@@ -133,9 +136,6 @@ def test_masked_out_row_has_the_key_of_no_tokens(backend):
     assert keys_of(ids, mask=mask, mode="text", token_bytes=TABLE, backend=backend) == ([key(b"", 4)] * 2, [False] * 2)
 
 
-MATRIX = torch.tensor([spelt(f"<action>Go {i:02d}</action>") for i in range(37)])
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_every_kind_of_ids_gives_the_same_keys(backend, mode):
     options = {"mode": mode, "token_bytes": TABLE, "backend": backend}
@@ -166,38 +166,6 @@ def test_every_kind_of_ids_gives_the_same_keys(backend, mode):
         before = kind.clone() if isinstance(kind, torch.Tensor) else None
         assert keys_of(kind, **options) == want
         assert before is None or torch.equal(before, kind)
-
-
-@pytest.mark.parametrize("offset", range(8))
-def test_every_storage_offset(offset):
-    want = keys_of(MATRIX, token_bytes=TABLE)
-    for dtype in (torch.int32, torch.int64):
-        storage = torch.full((MATRIX.numel() + 8,), 300, dtype=dtype)
-        view = storage[offset : offset + MATRIX.numel()].view(MATRIX.shape)
-        view.copy_(MATRIX)
-        assert keys_of(view, token_bytes=TABLE) == want
-    mask_storage = torch.zeros(MATRIX.numel() + 8, dtype=torch.bool)
-    mask = mask_storage[offset : offset + MATRIX.numel()].view(MATRIX.shape)
-    mask.fill_(True)
-    assert keys_of(MATRIX, mask=mask, token_bytes=TABLE) == want
-
-
-def test_arrays_of_text():
-    texts = ["<action>a</action>", "b", "漢"]
-    for same in (tuple(texts), np.array(texts), np.array(texts, dtype=object)):
-        assert keys_of(same) == keys_of(texts)
-
-
-def test_strided_mask(backend):
-    ids = MATRIX.clone()
-    ids[:, 8] = -100
-    mask = torch.zeros(ids.shape[1] * 2, ids.shape[0] * 3, dtype=torch.int64)
-    mask[::2, ::3] = 1
-    view = mask[::2, ::3].t()
-    view[:, 8] = 0
-    want = [key(f"o {i:02d}".encode(), 2) for i in range(37)]
-    for rows, mask in ((ids, view), (ids.to(torch.int32), view.to(torch.int32)), (ids, view != 0)):
-        assert keys_of(rows, mask=mask, token_bytes=TABLE, backend=backend)[0] == want
 
 
 def test_outputs_are_written_and_nothing_beside_them(monkeypatch):
@@ -240,9 +208,6 @@ def test_reference_equals_cpu_on_text(texts, mode):
     assert keys_of(texts, mode=mode, backend="reference") == keys_of(texts, mode=mode, backend="cpu")
 
 
-TOKEN = st.sampled_from([256, 257, 258, 259, 32, 65]) | st.integers(0, 259)
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(TOKEN, max_size=150), max_size=6), st.sampled_from(MODES), st.integers(1, 12), st.data())
 def test_reference_equals_cpu_on_ids(rows, mode, n, data):
@@ -256,7 +221,6 @@ def test_reference_equals_cpu_on_ids(rows, mode, n, data):
 @settings(max_examples=300, deadline=None)
 @given(texts=st.lists(TEXT, min_size=1, max_size=4), mode=st.sampled_from(MODES), seed=st.integers(0, 2**32 - 1))
 def test_text_in_tokens_of_any_length_equals_the_reference(texts, mode, seed):
-    """Each token has an id of its own; between them stand empty ones, and tags that the mask leaves out."""
     rng, parts, rows = random.Random(seed), [b"<action>", b"</action>", b""], []
     longest, order = rng.randint(1, 12), rng.choice("CF")
     ids_of, mask_of = rng.choice([np.int32, np.int64]), rng.choice([np.uint8, np.int32, np.int64])
@@ -292,9 +256,6 @@ def test_text_and_ids_agree_wherever_a_row_parses(text, name):
         id_keys, id_parsed = keys_of([ids], mode=mode, token_bytes=table)
         assert parsed == id_parsed
         assert keys == id_keys or not parsed[0]
-
-
-TABLES = {}
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama", "gemma"])
@@ -358,12 +319,6 @@ def test_nothing_in_nothing_out(backend, mode):
     assert keys_of([[], [], []], mode=mode, token_bytes=TABLE, backend=backend) == ([want] * 3, [False] * 3)
 
 
-def test_empty_table():
-    ids, mask = torch.tensor([[3]]), torch.tensor([[False]])
-    assert keys_of(ids, mask=mask, token_bytes=table_of([])) == ([key(b"", 1)], [False])
-    assert keys_of(ids, token_bytes=table_of([b""] * 4)) == ([key(struct.pack("<q", 3), 1)], [False])
-
-
 @pytest.mark.parametrize("mode", ["action_tag", "text"])
 @pytest.mark.parametrize("bad", [-1, 260, 2**62, -(2**63)])
 def test_token_id_outside_the_table_is_named(backend, mode, bad):
@@ -382,48 +337,41 @@ def test_token_id_outside_the_table_is_named(backend, mode, bad):
     assert keys_of(ids, mode="first_n", token_bytes=TABLE, backend=backend)[1] == [False] * 70
 
 
-IDS = torch.zeros(2, 3, dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    ("responses", "options", "error", "message"),
-    [
-        (["a"], {"mode": "tag"}, ValueError, "mode must be one of action_tag, first_n, text, got 'tag'"),
-        (["a"], {"n": 0}, ValueError, "n must be an int of at least 1, got 0"),
-        (["a"], {"backend": "gpu"}, ValueError, "backend"),
-        (["a"], {"backend": "cuda"}, bk.BackendError, "cuda"),
-        (["a"], {"num_threads": 0}, ValueError, "num_threads"),
-        (["a"], {"check": "later"}, ValueError, "check must be 'auto' or 'now', got 'later'"),
-        (["a"], {"token_bytes": "table"}, TypeError,
-         r"token_bytes must be bk\.token_bytes\(tokenizer\) or None, got str"),
-        (["a"], {"mask": [[1]]}, ValueError, "mask must be None for text"),
-        ("one response", {}, TypeError, "got str; put a single one into a list"),
-        (None, {}, TypeError, "got NoneType"),
-        (["a", "b", 3], {}, TypeError, "got int at index 2"),
-        (["a", [1, 2]], {}, TypeError, "got list at index 1; give all rows as str or all as token ids"),
-        ([b"a", "b"], {}, TypeError, "got bytes at index 0; decode it first"),
-        ([1, 2, 3], {"mode": "first_n"}, TypeError, r"responses\[0\] must be a row of integers, got int"),
-        ([[1, 2], "a"], {"mode": "first_n"}, TypeError, r"responses\[1\] must be a row of integers, got str"),
-        ([[1, 2.0]], {"mode": "first_n"}, TypeError, r"responses\[0\] must hold integers, got float at position 1"),
-        ([[1], [2, 2**63]], {"mode": "first_n"}, ValueError, r"responses\[1\] .*9223372036854775808 at pos.* 1"),
-        ([[1], (2, True)], {"mode": "first_n"}, TypeError, r"responses\[1\] must .* got bool at position 1"),
-        ([[1], [[2]]], {"mode": "first_n"}, TypeError, r"responses\[1\] must hold integers, got list at position 0"),
-        ([IDS], {"mode": "first_n"}, ValueError, r"responses\[0\] must be one row of integers, got shape \[2, 3\]"),
-        (IDS[0], {"mode": "first_n"}, ValueError, r"responses must have shape \[N, T\], got \[3\].*responses\[None\]"),
-        (IDS.float(), {"mode": "first_n"}, TypeError, "responses must be token ids.*got torch.float32"),
-        (np.full((1, 1), 2**63, np.uint64), {"mode": "first_n"}, ValueError, "int64"),
-        (np.zeros((2, 2), "datetime64[s]"), {"mode": "first_n"}, TypeError, "responses"),
-        (IDS, {}, ValueError, "token_bytes is missing in mode \"action_tag\""),
-        (IDS, {"mask": IDS[:1].bool()}, ValueError, r"mask must have shape .N, T. = .2, 3. like .*\[1, 3\]"),
-        (IDS, {"mask": IDS.float()}, TypeError, "mask must be bool or integers.*torch.float32"),
-        (IDS, {"mask": [[1, 1, 1], [1, 1]]}, (TypeError, ValueError), "mask"),
-        ([[1], [2, 3]], {"mask": [[1]]}, ValueError, "mask must have one row per response, N = 2, got 1 rows"),
-        ([[1], [2, 3]], {"mask": [[1], [1]]}, ValueError, r"mask\[1\] must be as long as responses\[1\], 2, got 1"),
-        ([[1]], {"mask": [[0.5]]}, TypeError, r"mask\[0\] must hold integers"),
-        (torch.empty(2, 3, dtype=torch.int64, device="meta"), {"mode": "first_n"}, Exception, "meta"),
-        (IDS, {"mask": torch.empty(2, 3, device="meta")}, ValueError, "device"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("responses", "options", "error", "message"), [
+    (["a"], {"mode": "tag"}, ValueError, "mode must be one of action_tag, first_n, text, got 'tag'"),
+    (["a"], {"n": 0}, ValueError, "n must be an int of at least 1, got 0"),
+    (["a"], {"backend": "gpu"}, ValueError, "backend"),
+    (["a"], {"backend": "cuda"}, bk.BackendError, "cuda"),
+    (["a"], {"num_threads": 0}, ValueError, "num_threads"),
+    (["a"], {"check": "later"}, ValueError, "check must be 'auto' or 'now', got 'later'"),
+    (["a"], {"token_bytes": "table"}, TypeError, r"must be bk\.token_bytes\(tokenizer\) or None, got str"),
+    (["a"], {"mask": [[1]]}, ValueError, "mask must be None for text"),
+    ("one response", {}, TypeError, "got str; put a single one into a list"),
+    (None, {}, TypeError, "got NoneType"),
+    (["a", "b", 3], {}, TypeError, "got int at index 2"),
+    (["a", [1, 2]], {}, TypeError, "got list at index 1; give all rows as str or all as token ids"),
+    ([b"a", "b"], {}, TypeError, "got bytes at index 0; decode it first"),
+    ([1, 2, 3], {"mode": "first_n"}, TypeError, r"responses\[0\] must be a row of integers, got int"),
+    ([[1, 2], "a"], {"mode": "first_n"}, TypeError, r"responses\[1\] must be a row of integers, got str"),
+    ([[1, 2.0]], {"mode": "first_n"}, TypeError, r"responses\[0\] must hold integers, got float at position 1"),
+    ([[1], [2, 2**63]], {"mode": "first_n"}, ValueError, r"responses\[1\] .*9223372036854775808 at pos.* 1"),
+    ([[1], (2, True)], {"mode": "first_n"}, TypeError, r"responses\[1\] must .* got bool at position 1"),
+    ([[1], [[2]]], {"mode": "first_n"}, TypeError, r"responses\[1\] must hold integers, got list at position 0"),
+    ([IDS], {"mode": "first_n"}, ValueError, r"responses\[0\] must be one row of integers, got shape \[2, 3\]"),
+    (IDS[0], {"mode": "first_n"}, ValueError, r"responses must have shape \[N, T\], got \[3\].*responses\[None\]"),
+    (IDS.float(), {"mode": "first_n"}, TypeError, "responses must be token ids.*got torch.float32"),
+    (np.full((1, 1), 2**63, np.uint64), {"mode": "first_n"}, ValueError, "int64"),
+    (np.zeros((2, 2), "datetime64[s]"), {"mode": "first_n"}, TypeError, "responses"),
+    (IDS, {}, ValueError, "token_bytes is missing in mode \"action_tag\""),
+    (IDS, {"mask": IDS[:1].bool()}, ValueError, r"mask must have shape .N, T. = .2, 3. like .*\[1, 3\]"),
+    (IDS, {"mask": IDS.float()}, TypeError, "mask must be bool or integers.*torch.float32"),
+    (IDS, {"mask": [[1, 1, 1], [1, 1]]}, (TypeError, ValueError), "mask"),
+    ([[1], [2, 3]], {"mask": [[1]]}, ValueError, "mask must have one row per response, N = 2, got 1 rows"),
+    ([[1], [2, 3]], {"mask": [[1], [1]]}, ValueError, r"mask\[1\] must be as long as responses\[1\], 2, got 1"),
+    ([[1]], {"mask": [[0.5]]}, TypeError, r"mask\[0\] must hold integers"),
+    (torch.empty(2, 3, dtype=torch.int64, device="meta"), {"mode": "first_n"}, Exception, "meta"),
+    (IDS, {"mask": torch.empty(2, 3, device="meta")}, ValueError, "device"),
+])  # fmt: skip
 def test_bad_arguments_are_named(responses, options, error, message):
     for backend in [options["backend"]] if "backend" in options else ["reference", "cpu"]:
         with pytest.raises(error, match=message):
@@ -465,18 +413,11 @@ def test_table_changed_after_it_was_made_is_an_error(where):
         bk.action_keys(IDS, token_bytes=table, backend="cpu")
 
 
-SEEDS = [0, 1, 2, 3, 4, 5, 0x9E3779B185EBCA87, 2**64 - 1]
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_xxh64_of_every_length_to_300(seed):
-    """Ours in C++ and Python, against the xxhash library."""
     data = random.Random(300).randbytes(301)
     for length in range(301):
         want = xxhash.xxh64_intdigest(data[:length], seed)
         assert xxh64(data[:length], seed) == want, length
         assert _native.xxh64(data[:length], seed) == want, length
-
-
-def test_signed_reads_the_same_bits_as_int64():
     assert [signed(v) for v in (0, 2**63 - 1, 2**63, 2**64 - 1)] == [0, 2**63 - 1, -(2**63), -1]

@@ -1,6 +1,7 @@
 """Action keys on a device: bit for bit those of the cpu backend, on every kind of ids and every corner of the text."""
 
 import importlib
+import itertools
 import pickle
 import random
 import struct
@@ -24,6 +25,7 @@ PIECES = [
     *("<action>", "</action>", "</action>", "<action", "</actio", "<", "/", ">", "action>", "Go East", " ", "\n", "\t"),
     *("\x1c", "@[`{AZ", "é", "汉", "😀", "<think>", "x" * 40, "<<action>", "<action></action>", "</"),
 ]
+MATRIX = torch.tensor([spelt(f"x<action>Go {i:02d} </action>") for i in range(20)])
 
 
 def ours(responses, device, **options):
@@ -70,7 +72,6 @@ def random_rows(count, pieces, seed):
 
 
 def test_text_of_every_length(device):
-    """Whole stripes of the hash, and every kind of what is left of them."""
     letters = bytes(97 + (7 * i) % 26 for i in range(300))
     rows = [letters[:n] for n in range(300)]
     ids, mask = padded([list(row) for row in rows])
@@ -127,16 +128,12 @@ def test_one_row_a_program_as_on_a_gpu_and_programs_with_many_rows(device, mode)
 def test_tags_across_every_seam(device, of):
     """Both tags at every place relative to the end of a tile of tokens, or to the end of a round of bytes."""
     how = {"cut": stage.Cut(rows=256, columns=64)} if BACKEND == "triton" else {}  # fewer steps for the interpreter
-    tile = [
-        spelt("." * before + "<action>" + "B" * body + "</action>tail")
-        for before in range(TILE - 20, TILE + 4)
-        for body in (0, 3, TILE, 2 * TILE - 9)
-    ]
+    tile = itertools.product(range(TILE - 20, TILE + 4), (0, 3, TILE, 2 * TILE - 9))
+    tile = [spelt("." * before + "<action>" + "B" * body + "</action>tail") for before, body in tile]
     filler = [b"f" * (CAPACITY - 32 - length) for length in range(24)]
     table = table_of([*(bytes([b]) for b in range(256)), *filler])
-    rounds = [
-        [256 + i, *spelt("<action> "), *[257] * twice, *spelt("Z </action>.")] for i in range(24) for twice in (0, 1, 2)
-    ]
+    ends = itertools.product(range(24), (0, 1, 2))
+    rounds = [[256 + i, *spelt("<action> "), *[257] * twice, *spelt("Z </action>.")] for i, twice in ends]
     ids, mask = padded({"tile": tile, "round": rounds}[of])
     want = wanted(ids, mask=mask, token_bytes=table)
     assert all(want[1])
@@ -166,9 +163,6 @@ def test_first_n_beyond_a_tile_and_beyond_the_ring(device, n):
     options = {"mode": "first_n", "n": n}
     assert ours(ids.to(device), device, mask=mask.to(device), **options) == wanted(ids, mask=mask, **options)
     assert ours(ids.to(device), device, **options) == wanted(ids, **options)
-
-
-MATRIX = torch.tensor([spelt(f"x<action>Go {i:02d} </action>") for i in range(20)])
 
 
 @pytest.mark.parametrize("mode", ["action_tag", "first_n", slow("text")])
@@ -344,6 +338,7 @@ def test_table_goes_to_a_device_once_and_pickles_without_its_copies(device):
     assert offsets.tolist() == [0, 1, 3] and bytes(data.tolist()) == b"abc"
     copy = pickle.loads(pickle.dumps(table))
     assert copy._kept == {} and copy.on(device)[0].tolist() == [0, 1, 3]
+    assert torch.equal(copy.bytes, table.bytes) and repr(copy) == "TokenBytes(2 ids, 3 bytes)"
 
 
 def test_text_stays_on_the_host(device):

@@ -16,6 +16,7 @@ from bipace_kernels.backends.cuda import _launch
 N = 128
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator is for x86-64 alone")
+PLANTED = _launch.read_arguments(EMULATOR / "planted.h")
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +29,6 @@ def emulator(request, library):
     found = Emulator.load(library)
     found.seed = request.param
     return found
-
-
-PLANTED = _launch.read_arguments(EMULATOR / "planted.h")
 
 
 def run(emulator, kernel, threads, *, bytes_shared=0, grid=(1, 1), **arguments):
@@ -89,7 +87,6 @@ def test_a_write_beyond_shared_memory_is_an_error(emulator):
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_write_out_of_bounds_is_caught(tmp_path, shared):
-    """In a separate process, since AddressSanitizer ends it."""
     library = build([EMULATOR / "planted.cu"], tmp_path, sanitize=True)
     compiler = os.environ.get("CXX") or shutil.which("g++")
     find = [[compiler, f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so.6")]

@@ -44,22 +44,19 @@ def test_a_letter_binds_to_one_architecture():
     assert not cuda_loader.serves("sm_100a compute_100a", (10, 3))
 
 
-@pytest.mark.parametrize(
-    ("module", "torch_", "said"),
-    [
-        (compiled(driver=0), a_torch((9, 0)), "no NVIDIA driver was found; the kernels need one for CUDA 12.0"),
-        (compiled(driver=11080), a_torch((9, 0)), "too old: it must be for CUDA 12.0 or newer, found 11.8"),
-        (compiled(), a_torch(cuda=None), "torch 2.13.0+x is a build without CUDA"),
-        (compiled(), a_torch(), "torch sees no GPU"),
-        (compiled(), a_torch((7, 5)), f"the GPUs here are sm_75, and this build has kernels for {BUILT}"),
-        (compiled(driver=12000), a_torch((9, 0)), ""),  # older than the runtime, of its major version
-        (compiled(), a_torch((7, 5), (9, 0)), ""),  # one of two GPUs is enough
-        (None, a_torch((8, 6)), ""),  # CuPy compiles for what is there
-        (None, a_torch((7, 5), (9, 0)), ""),
-        (None, a_torch((7, 5)), "the GPUs here are sm_75, and the kernels need sm_80 or newer"),
-        (None, a_torch(), "torch sees no GPU"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("module", "torch_", "said"), [
+    (compiled(driver=0), a_torch((9, 0)), "no NVIDIA driver was found; the kernels need one for CUDA 12.0"),
+    (compiled(driver=11080), a_torch((9, 0)), "too old: it must be for CUDA 12.0 or newer, found 11.8"),
+    (compiled(), a_torch(cuda=None), "torch 2.13.0+x is a build without CUDA"),
+    (compiled(), a_torch(), "torch sees no GPU"),
+    (compiled(), a_torch((7, 5)), f"the GPUs here are sm_75, and this build has kernels for {BUILT}"),
+    (compiled(driver=12000), a_torch((9, 0)), ""),  # older than the runtime, of its major version
+    (compiled(), a_torch((7, 5), (9, 0)), ""),  # one of two GPUs is enough
+    (None, a_torch((8, 6)), ""),  # CuPy compiles for what is there
+    (None, a_torch((7, 5), (9, 0)), ""),
+    (None, a_torch((7, 5)), "the GPUs here are sm_75, and the kernels need sm_80 or newer"),
+    (None, a_torch(), "torch sees no GPU"),
+])  # fmt: skip
 def test_every_cause_is_told(module, torch_, said):
     why = cuda_loader._why_not(module, torch_)
     assert said in why
@@ -125,11 +122,7 @@ def test_the_detail_names_architectures_and_drivers(fresh, monkeypatch):
 
 @pytest.mark.parametrize(
     ("built", "capability", "has"),
-    [
-        ("sm_80 sm_90a compute_120", (9, 0), True),
-        ("sm_80 sm_90a compute_120", (8, 0), False),
-        ("sm_90 compute_90", (9, 0), False),
-    ],
+    [("sm_80 sm_90a", (9, 0), True), ("sm_80 sm_90a compute_120", (8, 0), False), ("sm_90 compute_90", (9, 0), False)],
 )
 def test_groups_of_warps_are_for_code_that_has_them(built, capability, has, monkeypatch):
     gram._capability.cache_clear()

@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 CUDA = _launch.SOURCES / "cuda"
+BARRIERS = re.compile(r"gpu::(sync_block|sync_warp|copy_wait|show_tensor_cores|products_wait)\b")
 
 
 @pytest.fixture(scope="module")
@@ -178,16 +179,13 @@ def line_of(file, function, text, which=0):
     return [i + 1 for i in range(begin, end) if text in lines[i]][which]
 
 
-@pytest.mark.parametrize(
-    ("file", "function", "text", "which", "said"),
-    [
-        pytest.param("clusters.cu", "join_few", "sync_warp", 0, "a race", id="before S is written"),
-        pytest.param("clusters.cu", "join_few", "sync_warp", 1, "a race", id="before S is read"),
-        pytest.param("clusters.cu", "each_panel", "sync_block", 1, "a race", id="before decisions are looked at"),
-        pytest.param("clusters.cu", "decide_group", "copy_wait", 0, "a race|another", id="before rows of G are there"),
-        pytest.param("gram.cu", "multiply_by_groups", "sync_block", 0, "a race|before it", id="a stage loaded anew"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("file", "function", "text", "which", "said"), [
+    pytest.param("clusters.cu", "join_few", "sync_warp", 0, "a race", id="before S is written"),
+    pytest.param("clusters.cu", "join_few", "sync_warp", 1, "a race", id="before S is read"),
+    pytest.param("clusters.cu", "each_panel", "sync_block", 1, "a race", id="before decisions are looked at"),
+    pytest.param("clusters.cu", "decide_group", "copy_wait", 0, "a race|another", id="before rows of G are there"),
+    pytest.param("gram.cu", "multiply_by_groups", "sync_block", 0, "a race|before it", id="a stage loaded anew"),
+])  # fmt: skip
 def test_a_planted_fault_is_caught(emulator, file, function, text, which, said):
     assert re.search(said, caught(emulator, file, line_of(file, function, text, which)))
 
@@ -216,9 +214,6 @@ def test_rows_that_are_not_aligned_are_no_vectors(tmp_path, emulator, monkeypatc
     multiply(64)
     with pytest.raises(EmulatorError, match="not aligned to 16"):
         multiply(63)
-
-
-BARRIERS = re.compile(r"gpu::(sync_block|sync_warp|copy_wait|show_tensor_cores|products_wait)\b")
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from bipace_kernels.inputs.ids import number_objects
 
 BATCH = make_batch(2, groups=8)
 WANT = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
+CUDA = torch.device("cuda", 0)
 
 
 def test_backends_say_why_not():
@@ -55,9 +56,6 @@ def test_cuda_needs_triton_for_the_other_stages(monkeypatch):
     monkeypatch.setattr(triton_loader, "reason", lambda: "Triton is not installed: no module")
     status = bk.backends()["cuda"]
     assert not status.available and "Triton runs all stages except clusters, values, action_keys" in status.reason
-
-
-CUDA = torch.device("cuda", 0)
 
 
 def test_what_auto_takes(monkeypatch):
@@ -148,7 +146,7 @@ def test_threads(monkeypatch):
         with _threads.using(None), _threads.using(1):
             assert _threads.count() == 1
         assert _threads.count() == 3
-    with _threads.using(10**6):
+    with _threads.using(np.int64(10**6)):
         assert _threads.count() == max(16, os.cpu_count() or 1)
     monkeypatch.setenv("BIPACE_NUM_THREADS", "5")
     assert _threads.count() == 5
@@ -291,9 +289,8 @@ def _exact(native, out):
 
 def _history(native, out):
     codes, ends = torch.arange(len(out) // 8), torch.tensor([0, len(out) // 8])
-    return lambda: native.cluster_history(
-        codes.data_ptr(), 0, ends.data_ptr(), 1, ends.data_ptr(), 1, 8, out.data_ptr()
-    )
+    begins, ends_at = codes.data_ptr(), ends.data_ptr()
+    return lambda: native.cluster_history(begins, 0, ends_at, 1, ends_at, 1, 8, out.data_ptr())
 
 
 def _different_texts(native, out):
@@ -321,13 +318,10 @@ def _token_ids(native, out):
     return lambda: native.flatten_rows(rows, 1, offsets.data_ptr(), out.data_ptr(), False)
 
 
-@pytest.mark.parametrize(
-    ("prepare", "n"),
-    [
-        (_exact, 1 << 23), (_history, 1 << 23), (_token_ids, 1 << 24),
-        (_different_texts, 6000), (_one_long_text, 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("prepare", "n"), [
+    (_exact, 1 << 23), (_history, 1 << 23), (_token_ids, 1 << 24),
+    (_different_texts, 6000), (_one_long_text, 1),
+])  # fmt: skip
 def test_ctrl_c_ends_a_loop_over_many(prepare, n):
     """Before the last number is written, not when the call returns."""
     whole, out = (torch.full((n,), -7) for _ in range(2))

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 import bipace_kernels as bk
 from bipace_kernels.cli import advantage, output, rollouts, states
 from bipace_kernels.cli.outcomes import format_r2
-from bipace_kernels.settings import settings_of
 from bipace_kernels.support import files
 from bipace_kernels.support.errors import InputError, Named, Rows
 
@@ -30,6 +29,8 @@ COLUMNS = [
     "file", "line", "task_id", "rollout", "step", "cluster", "branch", "return", "episode_advantage", "step_advantage",
     "advantage",
 ]  # fmt: skip
+# γ = 0.5: returns 0.5 1 | 0 0 | 0 0.  Returns of the trajectories 1 0 0: μ = 1/3, σ = √(1/3).
+HIGH, LOW = (1 - 1 / 3) / (3**-0.5 + 1e-6), (-1 / 3) / (3**-0.5 + 1e-6)
 
 
 @pytest.fixture
@@ -44,10 +45,6 @@ def out(tmp_path):
 
 def table(path):
     return dict(pq.read_table(path).to_pydict())
-
-
-# γ = 0.5: returns 0.5 1 | 0 0 | 0 0.  Returns of the trajectories 1 0 0: μ = 1/3, σ = √(1/3).
-HIGH, LOW = (1 - 1 / 3) / (3**-0.5 + 1e-6), (-1 / 3) / (3**-0.5 + 1e-6)
 
 
 def test_golden_table(golden, out):
@@ -118,10 +115,9 @@ def test_presets(games, out, preset):
 
 OPTIONS_TOGETHER = [  # each has an effect together with the others
     {
-        "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "similarity": 0.7,
-        "longest_text": 50,
-        "step_norm": "std", "episode_norm": "none", "episode_scope": "step", "lone_trajectory": "raw", "delta": 1e-3,
-        "duplicates": "count", "on_invalid": "singleton",
+        "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "similarity": 0.7, "delta": 1e-3,
+        "step_norm": "std", "episode_norm": "none", "episode_scope": "step", "lone_trajectory": "raw",
+        "longest_text": 50, "duplicates": "count", "on_invalid": "singleton",
     },
     {"partition": "history", "estimator": "hgpo", "history_length": 3, "length_weight_alpha": 0.5, "base_group": True},
     {"partition": "cosine", "epsilon": 0.4},
@@ -236,17 +232,6 @@ def test_a_preset_s_own_choice(golden, out, preset, flag, choice):
     assert any(read["advantage"]) and len(read.get("value", [])) == (preset == "gae") * len(read["advantage"])
 
 
-def test_help_names_every_choice():
-    """The choices in the help are those of Config."""
-    import typer
-
-    options = typer.main.get_command(app).commands["advantage"].params
-    helps = {option.opts[0]: option.help for option in options if hasattr(option, "help")}
-    for name, row in settings_of(bk.Config).items():
-        for choice in row.accepts if row.kind is str else ():
-            assert choice in helps["--" + name.replace("_", "-")], (name, choice)
-
-
 def test_state_history_of_an_exact_partition_is_the_history_partition(games, tmp_path):
     one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
     run("advantage", games, "--out", one, "--partition", "exact", "--state", "history:2")
@@ -270,14 +255,6 @@ def test_state_texts():
     ]  # fmt: skip
     assert states.texts(records, states.State.parse("observation")) == list("cabxBpy")
     assert str(two) == "history:2" and str(states.State.parse("history:0")) == "observation"
-
-
-def test_cosine_of_histories(games, out):
-    assert run("advantage", games, "--out", out, "--state", "history:1").exit_code == 0
-    records = rollouts.read([str(games)])
-    texts = states.texts(records, states.State(1))
-    expected = direct(games, bk.Config.bipace(0.25), fingerprint=bk.ngram_fingerprint(texts))
-    assert table(out)["cluster"] == expected.cluster.tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -325,13 +302,7 @@ def test_nonfinite_rewards_set_aside(tmp_path, out):
     assert table(out)["advantage"][4:] == [0, 0]
 
 
-def test_padding(tmp_path, out):
-    path = write(tmp_path / "a.jsonl", [{**row, "real": i != 3} for i, row in enumerate(GOLDEN)])
-    assert run("advantage", path, "--out", out, "--valid-column", "real").exit_code == 0
-    assert table(out)["cluster"][3] == -1 and table(out)["advantage"][3] == 0
-
-
-def test_duplicated_records(tmp_path):
+def test_duplicated_records_and_padding(tmp_path):
     path, out = write(tmp_path / "a.jsonl", [*GOLDEN, GOLDEN[0]]), tmp_path / "out.parquet"
     for command in (["advantage", path, "--out", out], ["report", path, "--out", tmp_path / "report"]):
         message = fail(*command)
@@ -344,8 +315,10 @@ def test_duplicated_records(tmp_path):
     unlike = write(tmp_path / "b.jsonl", [*GOLDEN, {**GOLDEN[0], "reward": 2}])
     message = fail("advantage", unlike, "--out", out, "--duplicates", "once", "--on-invalid", "singleton")
     assert f"{unlike}, line 1 and {unlike}, line 7 record one step with" in message
-    padded = write(tmp_path / "c.jsonl", [*GOLDEN, {**GOLDEN[0], "valid": False}])  # padding repeats nothing
-    assert run("advantage", padded, "--out", out, "--partition", "exact").exit_code == 0
+    padded = write(tmp_path / "c.jsonl", [*GOLDEN, {**GOLDEN[0], "real": False}])  # padding repeats nothing
+    options = ["--partition", "exact", "--valid-column", "real"]
+    assert run("advantage", padded, "--out", out, *options).exit_code == 0
+    assert table(out)["cluster"][6] == -1 and table(out)["advantage"][6] == 0
 
 
 def test_action_column_and_mode(tmp_path):
@@ -507,9 +480,8 @@ def test_killed_while_writing(golden, tmp_path, out, number):
     before = {path.name for path in tmp_path.iterdir()}
     command = [sys.executable, "-c", KILLED, "advantage", str(golden), "--out", str(out), "--preset", "gigpo"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
         assert process.stdout.readline() == "writing\n"
         process.send_signal(number)
         errors = process.stderr.read()

@@ -23,6 +23,7 @@ TEMPLATE = (
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = ("--layers", "-3,block 5", "--pooling", "last,mean", "--epsilons", "0.001,0.1", "--folds", 3)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +51,6 @@ def prompts(tmp_path_factory):
         words = " ".join(rng.choice(NOUNS) for _ in range(rng.randint(1, 5)))
         rows.append({"prompt": f"{words}. {verb} {rng.choice(NOUNS)}", "task_type": verb, "game": i % 2})
     return write(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", rows)
-
-
-SMALL = ("--layers", "-3,block 5", "--pooling", "last,mean", "--epsilons", "0.001,0.1", "--folds", 3)
 
 
 @pytest.mark.slow
@@ -123,7 +121,6 @@ def test_bad_input(folder, prompts, tmp_path, monkeypatch):
 
 
 def test_the_heat_map_takes_what_does_not_exist(tmp_path):
-    """No choice, one value everywhere, one layer; the same numbers give the same bytes."""
     row = Scanned(Layer(0, 2), "last", 0.1, 1, 1.0, 1.0, 1.0, 0.5, 0.0, False)
     found = bk.Calibration((row,), None, "", "$a_b$", 1, 1, 1, 1, 0.5, 5, 5, 0, 0, {})
     for name in "ab":

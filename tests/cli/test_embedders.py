@@ -78,13 +78,10 @@ def test_each_at_its_own_epsilon(games, tmp_path, drawn):
 
 
 def test_hidden_states_by_section_and_from_a_column(tmp_path, drawn):
-    """A file of all records is cut by section; a column of the same numbers gives the same."""
     rng = np.random.default_rng(5)
     hidden = rng.standard_normal((24, 3)).round(3).astype(np.float32)
-    rows = [
-        record(i % 12 // 4, i % 4, f"seen {i % 5}", "go", float(i % 12 == 3), hidden=hidden[i].tolist())
-        for i in range(24)
-    ]
+    places = [(i % 12 // 4, i % 4, f"seen {i % 5}", "go", float(i % 12 == 3)) for i in range(24)]
+    rows = [record(*place, hidden=row.tolist()) for place, row in zip(places, hidden, strict=True)]
     paths = [write(tmp_path / f"{name}.jsonl", rows[begin : begin + 12]) for name, begin in (("a", 0), ("b", 12))]
     np.save(tmp_path / "hidden.npy", hidden)
     sides = []
@@ -102,7 +99,6 @@ def test_hidden_states_by_section_and_from_a_column(tmp_path, drawn):
 
 
 def test_the_figure_takes_what_does_not_exist(tmp_path):
-    """No interval with one group, no value R² where returns do not differ, $ in a name."""
     rows = []
     for label, singles, median, r2 in (
         ("identity, ε 0", 1.0, 1.0, (None, 0.0, None)),

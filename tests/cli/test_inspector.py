@@ -218,9 +218,6 @@ def test_ten_thousand_records_are_below_5_mb(tmp_path):
         assert len(text["start"]) + text["more"] == 800
 
 
-# ---- in a browser
-
-
 @pytest.fixture(scope="module")
 def browser():
     """Chromium, Debian's or another, driven by Playwright."""

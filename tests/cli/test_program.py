@@ -26,6 +26,8 @@ from bipace_kernels.estimators.rows import ESTIMATORS, PARTITIONS, VALUES
 from bipace_kernels.features.embedders import EMBEDDERS
 from bipace_kernels.settings import settings_of
 
+FEW = ["--sets", "model0", "--only", "GRPO", "--rollouts", "2"]
+
 
 def test_help_and_version():
     shown = CliRunner().invoke(app, ["--help"]).output
@@ -118,13 +120,11 @@ def only_cli():
     return [name for name in others if not name.startswith(("bipace", "_"))]
 
 
-FEW = ["--sets", "model0", "--only", "GRPO", "--rollouts", "2"]
-
-
 @pytest.mark.parametrize(
     "words",
     [
         ["info"],
+        ["bench", "ngrams", "--quick", "--out", "OUT/bench"],
         ["advantage", "DATA", "--out", "OUT/a.parquet", "--preset", "gae"],
         ["report", "DATA", "--out", "OUT/report", "--html", "--no-similar", "--epsilons", "0.25"],
         ["truth", "--estimator", "mine.py:MINE", *FEW, "--out", "OUT/truth"],

@@ -209,7 +209,6 @@ def test_bad_options(tmp_path, name):
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.usefixtures("undrawn")
 def test_a_failure_in_the_middle(tmp_path, monkeypatch, exists):
-    """The old report stands, and nothing new is there."""
     path, out = write(tmp_path / "a.jsonl", GOLDEN), tmp_path / "out"
     if exists:
         out.mkdir()
@@ -236,7 +235,6 @@ def test_other_files_of_the_folder_stay(tmp_path):
 
 
 def test_figures_of_extremes(tmp_path):
-    """Huge clusters and none, no advantage at all, long texts with the characters matplotlib reads as mathematics."""
     shares = dict.fromkeys(("pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction"), 0.0)
     outcomes = [
         Outcome("key", f"p{i}", {"epsilon": 0.1},

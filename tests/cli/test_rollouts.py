@@ -66,12 +66,9 @@ def test_gzip_is_told_by_content(tmp_path):
     for name, data in (("b.jsonl.gz", gzip.compress(plain)), ("b.jsonl", gzip.compress(plain)), ("c.jsonl.gz", plain)):
         (tmp_path / name).write_bytes(data)
         assert rollouts.read([str(tmp_path / name)]).observation == ["room"]
-
-
-def test_byte_order_mark_and_windows_line_ends(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(record()).encode() + b"\r\n" + json.dumps(record(step=1)).encode())
-    assert rollouts.read([str(path)]).step == [0, 1]
+    windows = tmp_path / "d.jsonl"  # a byte order mark, and Windows' line ends
+    windows.write_bytes(b"\xef\xbb\xbf" + plain.rstrip() + b"\r\n" + json.dumps(record(step=1)).encode())
+    assert rollouts.read([str(windows)]).step == [0, 1]
 
 
 BAD_LINES = {
@@ -102,10 +99,7 @@ BAD_LINES = {
     "overflow": ('{"task_id":"t","rollout":0,"step":1,"observation":"","reward":1e999}', ["line 2", "got Infinity"]),
     "huge reward": (record(reward=10**400), ["line 2", 'field "reward"', "more than 256 bits"]),
     "large reward": (record(reward=-1e300), ["line 2", 'field "reward"', "within ±1e37, got -1e+300", "--on-invalid"]),
-    "many long names": (
-        {f"{i} {chr(10)}\ud800 {'x' * 999}": 0 for i in range(30)},
-        ["line 2", "Found: 0 ", "xxx..., 1 ", "and 10 more"],
-    ),
+    "many long names": ({f"{i} \n\ud800 {'x' * 999}": 0 for i in range(30)}, ["Found: 0 ", "xxx..., 1 ", "10 more"]),
     "long repeated key": ('{"K": 1, "K": 2}'.replace("K", "k" * 999), ["line 2", "kkk...", "occurs twice"]),
     "null action": (record(action=None), ["line 2", 'field "action"', "got null", "empty string"]),
     "long text": (record(reward="x" * 999), ["line 2", "xxx..."]),
@@ -234,13 +228,6 @@ def test_groups_across_files(tmp_path):
     assert merged.group.tolist() == [0, 1, 0, 1] and merged.trajectory.tolist() == [0, 2, 1, 3]
 
 
-def test_column_names(tmp_path):
-    path = write(tmp_path / "a.jsonl", {"q": 1, "r": "x", "s": 4, "o": "hi", "w": 2, "a": "b"})
-    columns = rollouts.Columns(task="q", rollout="r", step="s", observation="o", reward="w", action="a")
-    read = rollouts.read([path], columns, needed=["action"])
-    assert (read.task, read.rollout, read.step, read.reward, read.action) == ([1], ["x"], [4], [2.0], ["b"])
-
-
 def test_fingerprint_column(tmp_path):
     columns = rollouts.Columns(fingerprint="h")
     path = write(tmp_path / "a.jsonl", record(h=[1, 2.5]), record(h=[0, 1], step=1))
@@ -304,7 +291,6 @@ def test_bad_parquet(tmp_path):
 
 
 def test_damaged_parquet_never_escapes(tmp_path):
-    """Bytes flipped inside a Parquet file: read, or a CliError."""
     data = bytearray(Path(parquet(tmp_path / "a.parquet", [record(step=i) for i in range(50)])).read_bytes())
     random = np.random.default_rng(0)
     bad = tmp_path / "b.parquet"
@@ -327,7 +313,6 @@ json_values = st.recursive(
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=80))
 def test_any_bytes(tmp_path_factory, data):
-    """Whatever a line holds: records, or a CliError that names the file; nothing else."""
     path = tmp_path_factory.mktemp("any") / "a.jsonl"
     path.write_bytes(data)
     with pytest.raises(CliError) as caught:
@@ -352,7 +337,6 @@ def test_any_value_of_a_field(tmp_path_factory, name, value):
 @settings(max_examples=150, deadline=None)
 @given(cut=st.integers(0, 10_000), junk=st.binary(max_size=3), zipped=st.booleans())
 def test_any_cut(tmp_path_factory, cut, junk, zipped):
-    """A good file cut anywhere, with junk after the cut."""
     data = b"".join(json.dumps(record(step=i)).encode() + b"\n" for i in range(20))
     data = gzip.compress(data, mtime=0) if zipped else data
     path = tmp_path_factory.mktemp("any") / "a.jsonl.gz"

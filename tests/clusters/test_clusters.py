@@ -58,7 +58,6 @@ def test_threshold_is_banded(labels_of):
 
 @EITHER
 def test_ties_go_to_the_oldest(labels_of):
-    """A record midway between two centroids, nearer to the younger by less than the band."""
     x = np.array([[1, 0], [0, 1], [1, 1 + 1e-5]])
     for repeat in (1, 40):
         rows = torch.tensor(np.concatenate([x[:2], np.repeat(x[2:], repeat, 0)]), dtype=torch.float32)
@@ -81,7 +80,6 @@ def test_equals_reference(dim, dtype, isa):
 
 @EITHER
 def test_shapes_of_partitions(labels_of, isa):
-    """One cluster, all singletons, no records, no groups, only empty groups."""
     x = mixture(1, 300, 64, 1, noise=0.01)
     assert labels_of(x, [300]).max() == 0
     assert labels_of(torch.eye(200)).tolist() == list(range(200))
@@ -94,7 +92,6 @@ def test_shapes_of_partitions(labels_of, isa):
 
 @EITHER
 def test_many_clusters_and_blocks(labels_of, isa):
-    """Singletons, clusters born and joined inside a block and over blocks, at three numbers of clusters."""
     for clusters, n in ((5, 260), (60, 400), (400, 600)):
         x = mixture(clusters, n, 96, clusters, noise=0.4, common=0.3)
         sizes = [n // 2, n - n // 2]
@@ -104,7 +101,6 @@ def test_many_clusters_and_blocks(labels_of, isa):
 @EITHER
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_long_clusters_do_not_drift(labels_of, dtype):
-    """4,096 records around 12 directions, cosines above 0.97 inside a cluster."""
     x = mixture(3, 4096, 64, 12, noise=0.25, common=1.0).to(dtype)
     check_partition(x, [4096], 0.03, labels_of(x, epsilon=0.03))
 
@@ -243,7 +239,6 @@ def test_flush_to_zero_changes_nothing(labels_of):
 
 
 def test_more_than_two_to_the_31_elements():
-    """Rows far apart in a tensor of 4.3 GB, of which only the rows in use are ever touched."""
     dim, n = 64, 40
     step = (2**31 + 2**27) // (n * dim) * dim
     x = mixture(3, n, dim, 4).to(torch.bfloat16)
@@ -334,7 +329,6 @@ def test_zero_epsilon_is_equality(dtype, isa):
 
 
 def test_zero_epsilon_sees_signs_and_last_bits():
-    """Rows that differ in one or two signs, in one bit, or by the order of their elements are different."""
     x = torch.ones(6, 64)
     x[1, 5] = -1
     x[2, [5, 21]] = -1  # two signs in one of the hash's lanes
@@ -424,7 +418,6 @@ def test_layouts_and_alignments(labels_of, dtype, isa):
 
 @EITHER
 def test_powers_of_two_change_nothing(labels_of):
-    """Rows inside and outside the range that is read in place: scaling by powers of two is exact."""
     x, sizes = bit_case(64)
     factor = torch.from_numpy(np.ldexp(1.0, np.random.default_rng(0).integers(-100, 100, (len(x), 1)))).float()
     assert torch.equal(labels_of(x * factor, sizes, 0.40), labels_of(x, sizes, 0.40))
@@ -471,7 +464,6 @@ def test_dot_products(isa):
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "dim"), [("cosine", 8192), ("sweep", 64)])
 def test_out_of_memory_is_an_error(function, dim):
-    """Scratch that cannot be had is a MemoryError, from the caller's thread and from the pool's."""
     if "asan" in os.environ.get("LD_PRELOAD", ""):
         pytest.skip("AddressSanitizer needs more addresses than the limit leaves")
     code = f"""
@@ -494,14 +486,6 @@ resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
 print("ok", {function}(x[:64]).shape[-1])
 """
     assert python(code) == "ok 64"
-
-
-def test_set_isa_names():
-    native = native_loader.load()
-    assert native.isa() in ("baseline", "avx2", "avx512")
-    before = native.isa()
-    assert not native.set_isa("sse9")
-    assert native.isa() == before
 
 
 @settings(max_examples=60, deadline=None)

@@ -25,6 +25,7 @@ else:
     TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
 
 OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
+OF_EACH_DTYPE = {torch.float32: 3, torch.bfloat16: 130, torch.float16: 17}
 
 
 def run(device, x, sizes=None, epsilon=0.1, **others):
@@ -38,9 +39,6 @@ def test_threshold_and_ties_are_banded(device):
     assert run(device, tie, epsilon=0.3).tolist() == [0, 1, 0]
     tie[2, 1] = 1 + 4e-5
     assert run(device, tie, epsilon=0.3).tolist() == [0, 1, 1]
-
-
-OF_EACH_DTYPE = {torch.float32: 3, torch.bfloat16: 130, torch.float16: 17}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,6 @@ def test_groups_of_several_tiles_and_long_rows(device, tile):
 
 @slow_interpreted
 def test_shapes_of_partitions(device):
-    """One cluster; all singletons, so K beyond what a step takes at a time; nothing at all."""
     assert run(device, mixture(1, 70, 40, 1, noise=0.01)).tolist() == [0] * 70
     assert run(device, torch.eye(140)).tolist() == list(range(140))
     assert run(device, torch.eye(30), epsilon=1.0).tolist() == [0] * 30
@@ -84,7 +81,6 @@ def test_shapes_of_partitions(device):
 @slow_interpreted
 @pytest.mark.parametrize("shape", SHAPES)
 def test_many_clusters(device, shape):
-    """K beyond the number of clusters per step, and clusters that are found again beyond it."""
     how = {}
     if BACKEND == "triton":
         how["cut"] = clusters.Cut(scan={**scan.TILE, "CLUSTERS": 32, "COLUMNS": 64})

@@ -43,7 +43,6 @@ def test_groups_take_turns(device):
 
 
 def test_many_members_do_not_drift(device):
-    """Cosines of 0.97 and more in a few clusters with hundreds of members: every decision within 1e-5 of the rule."""
     x = mixture(17, 900, 64, 3, noise=0.35).bfloat16()
     labels = sweep(device, x, [900], [0.05])[0]
     assert labels.max() < 12

@@ -65,7 +65,6 @@ def test_every_product_of_the_triangle(dim, dtype, way, device):
 
 
 def test_rows_of_any_order_and_stride(way, device):
-    """Gathered, reversed, a column of many, a pitch that is no multiple of 16 bytes: the bits of a plain copy."""
     sizes, dim = [130, 20], 72
     n = sum(sizes)
     x = rows(n, dim, torch.bfloat16).to(device)

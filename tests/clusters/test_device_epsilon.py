@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from marks import slow_interpreted
 from ragged import BACKEND, nothing_waits, stage, states
 
 import bipace_kernels as bk
@@ -29,7 +28,6 @@ def test_entries_as_a_tensor_where_the_rows_are(device):
 
 
 def test_zero_among_others_compares_rows_as_given(device):
-    """Twice a row has its direction, but is not equal to it; −0.0 is 0.0."""
     x = np.array([[1, 0], [2, 0], [1, -0.0], [0, 1]], np.float32)
     found = cluster(device, x, [0.1, 0.0, 1e-4], group=[0] * 4)
     assert found.tolist() == [[0, 0, 0, 1], [0, 1, 0, 2], [0, 0, 0, 1]]
@@ -48,18 +46,6 @@ def test_padding_copies_and_row_order_without_a_wait(device):
         found = bk.cluster(x, epsilon=EPSILONS, layout=lay, backend=BACKEND)
     assert torch.equal(found.cpu(), want)
     assert bool(((want == -1) == torch.from_numpy(~valid)).all())
-
-
-@slow_interpreted
-def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
-    x, group = states()
-    trajectory = np.arange(24) // 4
-    x = torch.from_numpy(x).to(device)
-    found = bk.cluster(x, group, EPSILONS, trajectory=trajectory, backend=BACKEND)
-    for epsilon, labels in zip(EPSILONS, found, strict=True):
-        given = {"fingerprint": x, "config": bk.Config.bigpo(epsilon), "backend": BACKEND}
-        result = bk.advantage(group, trajectory, np.ones(24), **given)
-        assert torch.equal(result.cluster, labels)
 
 
 def test_bad_rows_are_alone_unless_asked_for(device):

@@ -33,7 +33,6 @@ def test_a_vector_gives_a_row_for_each(backend, kind):
 
 
 def test_zero_among_others_compares_rows_as_given(backend):
-    """Twice a row has its direction, but is not equal to it; −0.0 is 0.0."""
     x = np.array([[1, 0], [2, 0], [1, -0.0], [0, 1]], np.float32)
     found = bk.cluster(x, [0] * 4, [0.1, 0.0, 1e-4], backend=backend)
     assert found.tolist() == [[0, 0, 0, 1], [0, 1, 0, 2], [0, 0, 0, 1]]
@@ -48,6 +47,8 @@ def test_a_plain_number_gives_a_vector_of_labels(backend):
     assert bk.cluster(x, group, [], backend=backend).shape == (0, 60)
     assert bk.cluster(x, group, torch.empty(0), backend=backend).shape == (0, 60)
     assert bk.cluster(np.zeros((0, 3)), [], EPSILONS, backend=backend).shape == (4, 0)
+    smallest = bk.cluster(x, group, torch.tensor([1e-4]), backend=backend)[0]  # float32's nearest is below it
+    assert torch.equal(smallest, bk.cluster(x, group, 1e-4, backend=backend))
 
 
 def test_padding_copies_and_row_order(backend):
@@ -63,12 +64,6 @@ def test_padding_copies_and_row_order(backend):
         assert bool(((labels == -1) == torch.from_numpy(~valid)).all())
     nobody = bk.layout(group, trajectory, step, np.zeros(60, bool))
     assert bool((bk.cluster(x, epsilon=EPSILONS, layout=nobody, backend=backend) == -1).all())
-
-
-def test_the_smallest_epsilon_as_float32():
-    """float32's nearest to 1e-4 is below it and means it."""
-    x, group = spread_out(n=60)
-    assert torch.equal(bk.cluster(x, group, torch.tensor([1e-4]))[0], bk.cluster(x, group, 1e-4))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +135,8 @@ def test_the_search_is_the_papers(seed, probes):
         choice = bk.choose_epsilon(x, group, band=band, probes=probes)
         want = probe_by_probe(x, *band, probes=probes, group=group)
         assert (choice.epsilon, choice.probes) == want
+        inside = band[0] <= choice.probes[-1][1] <= band[1]
+        assert ("inside the band" if inside else "no probe is inside") in choice.reason
 
 
 def test_the_walk_on_recorded_rollouts():

@@ -62,11 +62,8 @@ def rows(seed, dim, common, own, outliers):
 @pytest.mark.parametrize("dim", [3584, 8192])
 @pytest.mark.parametrize(
     ("common", "own", "outliers"),
-    [
-        pytest.param(1.5, 0.15, 4, id="hidden states"),
-        pytest.param(1.0, 0.5, 0, id="mixed"),
-        pytest.param(0.0, 1.0, 0, id="apart"),
-    ],
+    [(1.5, 0.15, 4), (1.0, 0.5, 0), (0.0, 1.0, 0)],
+    ids=["hidden states", "mixed", "apart"],
 )
 def test_cosines_are_within_two_millionths(dim, common, own, outliers):
     together = constant("kSum") * constant("kDepth")

@@ -85,9 +85,6 @@ def means(batch=BATCH):
     return (total / size)[batch.group]
 
 
-# ------------------------------------------------------------------------------------------------------------ theorems
-
-
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), backend=st.sampled_from(BACKENDS))
 def test_no_shrinkage_and_whole_returns_is_bigpo_and_gigpo(seed, backend):
@@ -203,9 +200,6 @@ def test_lambda_zero_is_the_temporal_difference():
     last = np.append(np.diff(BATCH.trajectory) != 0, True)
     behind = np.where(last, 0.0, np.append(result.value.numpy()[1:], 0.0))
     close(result.advantage, torch.from_numpy(BATCH.rewards + 0.95 * behind - result.value.numpy()).float())
-
-
-# ------------------------------------------------------------------------------------------------- against the formulas
 
 
 def unit(fingerprint):
@@ -415,9 +409,6 @@ def test_long_groups_against_the_reference(name):
     close(got.value, want.value, 2e-5)
 
 
-# ------------------------------------------------------------------------------- near states with the same action
-
-
 def averaged_formula(batch, config, a, keep=None, known=None):
     """K_a (K_a + η I)⁻¹ A_S written once more, over the rows `keep` of each group; A_S / (1 + η) for the others.
 
@@ -551,9 +542,6 @@ def test_averages_of_long_groups_against_the_reference():
     k = kernel_matrix(x, x, t, t, config.kernel_width, config.kernel_time) * (key[:, None] == key)
     first = k @ np.linalg.solve(k + config.action_noise * np.eye(n // 3), a[: n // 3])
     assert got.advantage.numpy()[: n // 3] == pytest.approx(first, abs=2e-5)
-
-
-# ------------------------------------------------------------------------------------------------------------- memory
 
 
 def parts(count=3):
@@ -702,9 +690,6 @@ def test_wrong_memories():
         memory.load_state_dict(memory.state_dict() | {"groups": [N + 6, -6]})
 
 
-# --------------------------------------------------------------------------------------------------------------- edges
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_group_of_one_trajectory_has_its_mean(backend):
     rows = np.flatnonzero(BATCH.trajectory == BATCH.trajectory[0])
@@ -822,9 +807,6 @@ def test_other_estimators_have_no_value_and_ignore_truncated():
         run(Config.gigpo(), truncated=np.ones(N + 1, bool))
 
 
-# -------------------------------------------------------------------------------------------------------------- errors
-
-
 def test_arguments_that_are_missing():
     whole = {"returns": np.zeros(N), "episode_return": np.zeros(N)}
     with pytest.raises(ValueError, match=r"rewards is missing; estimator='gae' reads the reward of each step"):
@@ -891,9 +873,6 @@ def test_an_embedder_has_its_own_numbers_of_the_kernel_unless_they_are_given():
         assert Config.gae("group", name) == Config.gae("group") and config.gae_lambda == numbers.get("gae_lambda", 0.5)
     with pytest.raises(ValueError, match="embedder must be one of actor_hidden, ngram, identity, sentence, got 'mine'"):
         Config.gae(embedder="mine")
-
-
-# ----------------------------------------------------------------------------------------- returns that were not seen
 
 
 def left_out_by_hand(batch, config):

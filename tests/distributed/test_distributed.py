@@ -154,9 +154,8 @@ def test_owners_without_a_process_group(config):
     labels = torch.zeros(batch.n, dtype=torch.int64)
     for rank in range(3):
         part = batch.take(np.flatnonzero(owner == rank))
-        labels[owner == rank] = bk.cluster(
-            part.fingerprint, part.group, config.epsilon, trajectory=part.trajectory, step=part.step
-        )
+        ids = {"trajectory": part.trajectory, "step": part.step}
+        labels[owner == rank] = bk.cluster(part.fingerprint, part.group, config.epsilon, **ids)
     want = bk.advantage(**batch.arguments(), config=config)
     exact = replace(config, partition="exact")
     got = bk.advantage(**batch.arguments(fingerprint=None, observation=labels), config=exact)
@@ -179,7 +178,6 @@ def test_its_advantage_takes_the_arguments_of_advantage():
 
 
 def test_it_is_imported_when_asked_for_and_the_pages_code_runs(tmp_path):
-    """As the only rank of a group."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     start = (
         "import sys, bipace_kernels\nassert 'bipace_kernels.distributed' not in sys.modules\n"

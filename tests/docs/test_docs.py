@@ -23,6 +23,8 @@ PUBLIC = {
     for prefix, module in (("bk", bk), ("bk.hidden", bk.hidden), ("bk.distributed", bk.distributed))
     for name in module.__all__
 }
+# What needs a trainer is run by tests/integrations.
+OF_README = [b.code for b in doc_blocks.blocks("README.md", "python") if "bipace_kernels.integrations" not in b.code]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -85,10 +87,6 @@ def test_environment_variables_are_read_in_one_file_and_documented():
     assert used
     for name in used:
         assert name in API
-
-
-# What needs a trainer is run by tests/integrations.
-OF_README = [b.code for b in doc_blocks.blocks("README.md", "python") if "bipace_kernels.integrations" not in b.code]
 
 
 @pytest.mark.parametrize("block", range(len(OF_README)))

@@ -259,9 +259,8 @@ def test_nemo_rl(run, rollouts, tokenizer):
         content = text or tokenizer.decode(ids)
         return {"role": role, "token_ids": torch.tensor(ids), "content": content, "token_loss_mask": written}
 
-    logs = [
-        [message(*part) for pair in pairs for part in zip(("user", "assistant"), pair, strict=True)] for pairs in rows
-    ]
+    roles = ("user", "assistant")
+    logs = [[message(*part) for pair in pairs for part in zip(roles, pair, strict=True)] for pairs in rows]
     for log, ((first, _), *_) in zip(logs, rows, strict=True):  # an example's answer ends the prompt
         log[:1] = [message("user", first[:2]), message("assistant", first[2:], tokenizer.decode(first))]
     width = max(sum(len(p) + len(r) for p, r in pairs) for pairs in rows) + 2
@@ -279,11 +278,11 @@ def test_nemo_rl(run, rollouts, tokenizer):
 def test_prime_rl(run, rollouts):
     """score_group(episodes), iter_trainable_traces(), assign_advantages(trace, of sampled tokens), nodes at 559b447."""
     found, traces = {}, []
-    algo = {
-        "GRPOAlgorithm": object,
-        "ALGORITHM_CLASSES": {},
-        "assign_advantages": lambda t, new: found.update({id(t): new}),
-    }
+
+    def assign(trace, new):
+        found[id(trace)] = new
+
+    algo = {"GRPOAlgorithm": object, "ALGORITHM_CLASSES": {}, "assign_advantages": assign}
     base = {"iter_trainable_traces": lambda episodes: ((e, trace) for e in episodes for trace in e.traces)}
     algo = SimpleNamespace(**algo)
     run("prime-rl", prime_rl__orchestrator__algo__base=base, prime_rl__orchestrator={"algo": algo})

@@ -14,6 +14,7 @@ from bipace_kernels.backends.cpu import ngrams as cpu
 
 xxhash = pytest.importorskip("xxhash", reason="xxhash is not installed")
 BACKENDS = ["reference", "cpu"]
+some_text = st.one_of(st.text(max_size=60), st.binary(max_size=60), st.sampled_from(["\ud800", "aaaa", ""]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -36,9 +37,6 @@ def test_cancelled_and_empty_rows(backend):
     assert bk.ngram_fingerprint([bytes([minus, plus])], n=1, dim=1, backend=backend).tolist() == [[1.0]]
     assert bk.ngram_fingerprint([bytes([minus])], n=1, dim=1, backend=backend).tolist() == [[-1.0]]
     assert bk.ngram_fingerprint([], backend=backend).shape == (0, 4096)
-
-
-some_text = st.one_of(st.text(max_size=60), st.binary(max_size=60), st.sampled_from(["\ud800", "aaaa", ""]))
 
 
 @given(st.lists(some_text, max_size=5), st.integers(1, 40), st.sampled_from([1, 2, 3, 7, 64, 1000, 4096]))

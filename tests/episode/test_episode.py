@@ -15,18 +15,14 @@ from bipace_kernels.backends.reference import episode as reference
     lone=st.sampled_from(["zero", "raw"]),
 )  # fmt: skip
 def test_equals_the_reference(groups, scope, norm, lone):
-    lengths, spoilt = (
-        torch.tensor([one for group in groups for one in group], dtype=torch.int64).reshape(-1, 2).unbind(1)
-    )
+    pairs = [one for group in groups for one in group]
+    lengths, spoilt = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
     returns = torch.randn(len(lengths), generator=torch.Generator().manual_seed(len(lengths)))
-    offsets = [
-        torch.cat([x.new_zeros(1), x.cumsum(0)])
-        for x in (lengths, torch.tensor([*map(len, groups)], dtype=torch.int64))
-    ]
+    counts = torch.tensor([*map(len, groups)], dtype=torch.int64)
+    offsets = [torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (lengths, counts)]
     arguments = {
         "n_groups": len(groups), "n_records": int(lengths.sum()), "scope": scope, "norm": norm, "lone": lone,
-        "delta": 1e-6,
-        "spoilt": spoilt.bool() if spoilt.any() else None,
+        "delta": 1e-6, "spoilt": spoilt.bool() if spoilt.any() else None,
     }  # fmt: skip
     found, wanted = (Sized(module).episode_advantage(returns, *offsets, **arguments) for module in (cpu, reference))
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)

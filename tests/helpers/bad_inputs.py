@@ -11,15 +11,13 @@ import bipace_kernels as bk
 
 BATCH = make_batch(0)
 N = BATCH.n
+KINDS = ["reward_nan", "reward_inf", "reward_huge", "fingerprint_nan", "fingerprint_zero", "all"]
 
 
 def at(values, index, value, dtype=None):
     out = np.array(values, dtype=dtype or np.asarray(values).dtype)
     out[index] = value
     return out
-
-
-KINDS = ["reward_nan", "reward_inf", "reward_huge", "fingerprint_nan", "fingerprint_zero", "all"]
 
 
 def bad_values(kind, rows=(2, N - 1)):
@@ -83,11 +81,7 @@ BAD = {
         (at(BATCH.rewards, 3, math.nan), ValueError, r"rewards must be finite.*nan at row 3.*on_invalid='singleton'"),
         (at(BATCH.rewards, 3, math.inf), ValueError, "rewards must be finite.*inf at row 3"),
         (at(BATCH.rewards, 3, 1e38), ValueError, "rewards must be finite .*1e37.*row 3"),
-        (
-            np.full(N, 9e36),
-            ValueError,
-            "rewards must sum to finite returns within .1e37, got other .* at rows 0, 1, 2,",
-        ),
+        (np.full(N, 9e36), ValueError, "rewards must sum to finite returns within .1e37, got other .* rows 0, 1, 2,"),
     ],
     "returns": [
         (BATCH.rewards[:-1], ValueError, "returns must have one entry per row"),
@@ -106,11 +100,7 @@ BAD = {
         (BATCH.fingerprint[:, :0], ValueError, "fingerprint must have at least one feature"),
         (BATCH.fingerprint.astype(np.int64), TypeError, "fingerprint must be float32, bfloat16, float16 or float64"),
         (torch.zeros(N, 3, dtype=torch.complex64), TypeError, "fingerprint must be float32"),
-        (
-            at(BATCH.fingerprint, (4, 2), math.nan),
-            ValueError,
-            r"fingerprint must have finite, non-zero rows, got non-fin",
-        ),
+        (at(BATCH.fingerprint, (4, 2), math.nan), ValueError, "fingerprint must have finite, non-zero rows, got non-"),
         (at(BATCH.fingerprint, (4, 2), -math.inf), ValueError, r"got non-finite values \(.*\) at row 4;"),
         (at(BATCH.fingerprint, 6, 0.0), ValueError, "got zeros, which have no direction, at row 6;"),
         (["text"] * N, TypeError, "fingerprint must be real numbers"),
@@ -127,10 +117,7 @@ BAD = {
         ([True], ValueError, "action_parsed must have one entry per row"),
         (np.full(N, 0.5), TypeError, "action_parsed must be bool"),
     ],
-    "valid": [
-        ([True], ValueError, "valid must have one entry per row"),
-        (np.full(N, 2), TypeError, "valid must be bool"),
-    ],
+    "valid": [([True], ValueError, "must have one entry per row"), (np.full(N, 2), TypeError, "valid must be bool")],
     "observation": [(["o"], ValueError, "observation must have one entry per row")],
     "config": [({"epsilon": 0.1}, TypeError, "config must be a bipace_kernels.Config")],
     "backend": [

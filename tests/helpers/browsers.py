@@ -11,8 +11,7 @@ import pytest
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Chromium, Debian's or another, driven by Playwright; without one the test is skipped, or fails if
-    BIPACE_BROWSER=required."""
+    """Chromium, driven by Playwright; without one the test is skipped, or fails if BIPACE_BROWSER=required."""
     absent = pytest.fail if os.environ.get("BIPACE_BROWSER") == "required" else pytest.skip
     try:
         from playwright.sync_api import sync_playwright

@@ -31,6 +31,7 @@ from bipace_kernels.distributed import pipeline as distributed
 WORLD = 4
 TIMEOUT = datetime.timedelta(seconds=300)  # a rank that is in few groups waits for those in many
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SAME = "must be the same on all ranks, got"
 
 
 def own_term(records: Any) -> torch.Tensor:
@@ -236,9 +237,8 @@ def case_cluster(group: Any, first: int, last: int) -> list[str]:
             wrong.append(f"seed {seed}: labels in row order")
         for duplicates in ("count", "once"):
             config = bk.Config.bipace(0.2, duplicates=duplicates)
-            labels = distributed.cluster(
-                mine["fingerprint"], mine["group"], 0.2, **ids, duplicates=duplicates, process_group=group
-            )
+            how = {**ids, "duplicates": duplicates, "process_group": group}
+            labels = distributed.cluster(mine["fingerprint"], mine["group"], 0.2, **how)
             every: list[Any] = [None] * size
             dist.all_gather_object(every, labels, group=group)
             known = {**whole, "fingerprint": None, "observation": torch.cat(every)}
@@ -259,8 +259,6 @@ def small(rank: int, dim: int = 6) -> dict[str, Any]:
         "observation": ["a", "b", "c"],
     }  # fmt: skip
 
-
-SAME = "must be the same on all ranks, got"
 
 #: What the last rank of three does wrong, and what all of them then say.
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

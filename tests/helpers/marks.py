@@ -10,12 +10,10 @@ from ragged import BACKEND, ON_CPU
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 _INTERPRETED = BACKEND == "triton" and ON_CPU
+#: Such a case of parametrize().
+slow_case_interpreted = slow if _INTERPRETED else pytest.param
 
 
 def slow_interpreted(test: Callable[..., None]) -> Callable[..., None]:
     """A test that takes long in Triton's interpreter: there `make check` runs it; elsewhere `make test` does."""
     return pytest.mark.slow(test) if _INTERPRETED else test
-
-
-#: Such a case of parametrize().
-slow_case_interpreted = slow if _INTERPRETED else pytest.param

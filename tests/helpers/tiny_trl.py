@@ -68,8 +68,7 @@ def rollout(prompts: list[Any], trainer: Any, *, extras: Any = ("step_rewards",)
 
 
 class Keeping(BiPACEGRPOTrainer):  # type: ignore[misc]
-    """Keeps each training batch: what went in, what TRL made of it, the rewards, and the hidden states as Hugging Face
-    has them, from a forward of its own."""
+    """Keeps each training batch: what went in, TRL's output, rewards, and hidden states from a forward of its own."""
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
@@ -112,8 +111,7 @@ def make_trainer(folder: Any, cls: Any = Keeping, model: Any = None, reward_func
 def by_hand(
     *ranks: dict[str, Any], config: bk.Config, mode: str = "action_tag", memory: bk.ValueMemory | None = None
 ) -> list[torch.Tensor]:
-    """[B, T] of each rank's batch, what the page says, token by token: loops, bk.advantage() and nothing of the
-    adapter."""
+    """[B, T] of each rank's batch, as the page says, token by token: loops and bk.advantage() alone."""
     g, rows, spans = 4, [], []
     for rank, batch in enumerate(ranks):
         output = batch["output"]
@@ -151,8 +149,7 @@ def by_hand(
     result = bk.advantage(
         **records, fingerprint=torch.stack([row["fingerprint"] for row in rows]), action_key=keys,
         action_parsed=None if mode == "first_n" else parsed, observation=[row["observation"] for row in rows],
-        memory=memory,
-        config=config,
+        memory=memory, config=config,
     )  # fmt: skip
     found = [torch.zeros(batch["output"]["completion_mask"].shape) for batch in ranks]
     for (rank, b, t, end), value in zip(spans, result.advantage.tolist(), strict=True):

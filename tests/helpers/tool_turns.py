@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import tiny_trl as tt
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from trained_tokenizers import learnt
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer, chat_template_utils
 
@@ -50,14 +50,7 @@ class Silent(Walk):
 def tokenizer() -> Any:
     """Qwen's template, and pieces learnt from it: its description of tools would be a thousand bytes by itself."""
     template = chat_template_utils.qwen3_chat_template
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    inner.train_from_iterator(
-        [template],
-        trainers.BpeTrainer(vocab_size=900, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
-    )
+    inner = learnt([template], ["<|im_start|>", "<|im_end|>", "<|endoftext|>"], vocab_size=900)
     made = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<|endoftext|>", eos_token="<|im_end|>")
     made.chat_template = template
     return made

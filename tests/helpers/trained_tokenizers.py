@@ -27,19 +27,19 @@ def corpus() -> list[str]:
     return lines
 
 
-@functools.cache
-def byte_level() -> Tokenizer:
-    """As Qwen's and Llama 3's: every string of bytes has tokens."""
+def learnt(texts: list[str], special: list[str], **sizes: int) -> Tokenizer:
+    """A byte-level BPE, as Qwen's and Llama 3's: every string of bytes has tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    how = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False, **sizes}
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(special_tokens=special, **how))
+    return tokenizer
+
+
+@functools.cache
+def byte_level() -> Tokenizer:
+    tokenizer = learnt(corpus(), SPECIAL, vocab_size=600)
     # An added token that is not special is text; the full-width bars lie outside the byte alphabet.
     tokenizer.add_tokens([AddedToken("<｜tool｜>", normalized=False), AddedToken("two words", normalized=False)])
     return tokenizer

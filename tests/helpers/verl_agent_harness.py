@@ -120,10 +120,8 @@ def rollout(seed: int, tokenizer: Any, groups: int = 3, size: int = 4, longest: 
         "input_ids": ids, "attention_mask": masks, "position_ids": (masks.cumsum(1) - 1).clamp(min=0),
         "prompts": ids[:, :width].clone(), "responses": ids[:, width:].clone(),
     }  # fmt: skip
-    kinds = {
-        **dict.fromkeys(("episode_rewards", "episode_lengths", "tool_callings"), np.float32),
-        "is_action_valid": bool,
-    }
+    numbers = ("episode_rewards", "episode_lengths", "tool_callings")
+    kinds = {**dict.fromkeys(numbers, np.float32), "is_action_valid": bool}
     fields = {k: np.array(v, dtype=kinds.get(k, object)) for k, v in rows.items()}
     return DataProto.from_dict(tensors=tensors, non_tensors=fields)
 

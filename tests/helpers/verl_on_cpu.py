@@ -98,9 +98,6 @@ def load(path):
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-# ------------------------------------------------------------------------------------------------------ rollout engine
-
-
 class Server:
     """Samples from a model, whose weights are written to the folder, by the step that made them."""
 
@@ -210,9 +207,6 @@ class FileCheckpointEngine(CheckpointEngine):
             yield name, weight
 
 
-# --------------------------------------------------------------------------------------------------------- agent loops
-
-
 @register("turns")
 class Turns(AgentLoopBase):
     """One to three turns of three tokens in one row, an answer of two between them; `several`: each in its own row."""
@@ -252,9 +246,6 @@ class Turns(AgentLoopBase):
 @register("steps")
 class Steps(Turns):
     several = True
-
-
-# ------------------------------------------------------------------------------------------------------------- records
 
 
 _infer_batch, _train_mini_batch = TrainingWorker.infer_batch, TrainingWorker.train_mini_batch

@@ -256,22 +256,19 @@ def test_written_forms(found):
     assert calibration.layer_value(layers.Layer(8, 9, normed=True)) == -1
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"labels": ["a"] * 38}, "labels must hold at least two distinct values.* got 1"),
-        ({"labels": ["a"] * 36 + ["b"] * 2}, "'b' has 2; give more"),
-        ({"labels": ["a", None] * 19}, r"labels\[1\] must be a value, got None"),
-        ({"prompts": "text"}, "prompts must be a list of texts"),
-        ({"prompts": ["text"] * 38}, r"tokenizer is missing, but prompts\[0\] is a text"),
-        ({"prompts": [[]] + [[1, 2]] * 37}, r"prompts\[0\] must have at least one token"),
-        ({"tokenizer": "folder"}, "tokenizer must be a transformers tokenizer, got str"),
-        ({"out": 3}, "out must be a path, got int"),
-        ({"layers": 3.5}, "layers must be a list of layers, 'all' or None, got 3.5"),
-        ({"epsilons": [3.0]}, r"epsilon\[0\] must be 0 or in"),
-        ({"folds": 1}, "folds must be an int of at least 2, got 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"labels": ["a"] * 38}, "labels must hold at least two distinct values.* got 1"),
+    ({"labels": ["a"] * 36 + ["b"] * 2}, "'b' has 2; give more"),
+    ({"labels": ["a", None] * 19}, r"labels\[1\] must be a value, got None"),
+    ({"prompts": "text"}, "prompts must be a list of texts"),
+    ({"prompts": ["text"] * 38}, r"tokenizer is missing, but prompts\[0\] is a text"),
+    ({"prompts": [[]] + [[1, 2]] * 37}, r"prompts\[0\] must have at least one token"),
+    ({"tokenizer": "folder"}, "tokenizer must be a transformers tokenizer, got str"),
+    ({"out": 3}, "out must be a path, got int"),
+    ({"layers": 3.5}, "layers must be a list of layers, 'all' or None, got 3.5"),
+    ({"epsilons": [3.0]}, r"epsilon\[0\] must be 0 or in"),
+    ({"folds": 1}, "folds must be an int of at least 2, got 1"),
+])  # fmt: skip
 def test_errors_name_argument_wish_fact_and_cure(model, data, changes, message):
     prompts, labels = changes.pop("prompts", data[0]), changes.pop("labels", data[1])
     with pytest.raises((TypeError, ValueError), match=message):

@@ -75,7 +75,6 @@ def test_last_without_norm_gives_the_very_token(device, dtype):
 @pytest.mark.parametrize("numbers", [1, 24, 300, 10_000])
 @pytest.mark.parametrize("how", ["mean", "attention"])
 def test_chunks_of_any_size_hold_the_same_states(device, how, numbers, monkeypatch):
-    """Parts of a row, single rows and several at once."""
     monkeypatch.setattr(_pool, "CHUNK", numbers)
     hidden, spans, scores = torch.randn(5, 13, 12), spans_of(9, 5, 13), scores_of(9, 5, 13)
     rows = pooled(device, hidden, spans, scores, pooling=how)

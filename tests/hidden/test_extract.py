@@ -203,7 +203,6 @@ def test_micro_batches_hold_the_budget_and_sort_by_length():
 
 
 def test_cuts_cost_least():
-    """Against all cuts there are."""
 
     def cost(lengths, cuts, each):
         return sum(lengths[a] * (b - a) + each for a, b in itertools.pairwise(cuts))
@@ -295,10 +294,8 @@ def test_rotary_tables_that_grow_stay_usable_for_training():
 
 def marks(model):
     """Everything about the modules that extract() could leave changed, by identity and in order."""
-    return [
-        (id(m), m.training, list(m._modules.items()), len(m._forward_hooks), len(m._forward_pre_hooks))
-        for m in model.modules()
-    ]
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    return hooks, [(id(m), m.training, list(m._modules.items())) for m in model.modules()]
 
 
 @pytest.mark.parametrize("where", ["a block", "the decoder", "not at all"])
@@ -323,11 +320,6 @@ def test_the_model_is_left_as_it_was_found_even_when_interrupted(where, error):
     assert distance(bk.hidden.extract(model, ids, mask), want) < 1e-5
     assert marks(model) == before
     assert torch.equal(model(ids, attention_mask=mask, position_ids=tm.position_ids(mask)).logits, states)
-
-
-def test_the_decoder_alone_and_models_without_a_head_serve_too():
-    model, (ids, mask) = tm.make(), tm.prompts()
-    assert torch.equal(bk.hidden.extract(model.model, ids, mask), bk.hidden.extract(model, ids, mask))
 
 
 def test_peft():

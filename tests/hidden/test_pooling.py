@@ -58,7 +58,6 @@ def test_float64_models_are_served(how):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_to_half_types_is_torchs(dtype):
-    """Ties, subnormal numbers, overflow and infinities."""
     values = torch.tensor([1 + 2**-9, 1 + 3 * 2**-9, 2**-25, -(2**-133), 65519.0, 65520.0, torch.inf, -torch.inf, -0.0])
     at = torch.zeros(1, dtype=torch.int64)
     rows = pool(values[None, None], Spans(at, at, at), pooling="last", normalize=False, dtype=dtype)

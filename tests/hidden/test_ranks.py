@@ -66,8 +66,7 @@ def test_an_interrupt_of_all_ranks_leaves_nothing_behind(found, wrapper):
 
 
 def test_an_interrupt_of_one_rank_ends_the_others_wait_with_an_error(found):
-    """Where the interrupted process ends, as it should: the other's collective fails, and its modules are put back
-    too."""
+    """Where the interrupted process ends: the other's collective fails, and its modules are put back too."""
     ranks = of(found, "alone:fsdp2")
     assert [rank["stopped"] for rank in ranks] == ["KeyboardInterrupt", "RuntimeError"]
     assert all(rank["tree"] for rank in ranks)

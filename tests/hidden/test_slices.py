@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from bipace_kernels.hidden.positions import Positions
 from bipace_kernels.hidden.tap import expect
 
+rows = st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=5)
+
 
 class Watching:
     """A tap on the identity: of a forward on tokens it keeps the wanted ones."""
@@ -25,9 +27,6 @@ class Watching:
 
     def rows(self):
         return self.kept
-
-
-rows = st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=5)
 
 
 @given(rows, st.integers(1, 4), st.integers(0, 3))

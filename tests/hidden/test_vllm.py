@@ -121,7 +121,6 @@ def test_a_sample_that_was_never_written_does_not_hold_up_the_rows(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("keep", [False, True])
 def test_bits_and_files(tmp_path, dtype, keep):
-    """Bit for bit, in the order of the outputs, one file asked for twice."""
     stored = [states(n, dtype=dtype, seed=n) for n in (5, 1, 3)]
     paths = [tmp_path / f"{i}.safetensors" for i in range(3)]
     for path, state in zip(paths, stored, strict=True):
@@ -279,11 +278,7 @@ def test_hostile_headers_are_refused(tmp_path, change):
         (states(3), range(4), "states of 3 tokens and 4 token ids for a prompt of 4: .*enable_prefix_caching=False"),
         (states(4), range(5), "holds states of 4 tokens and 4 token ids for a prompt of 5"),
         (states(4), (0, 1, 2, 9), "0.safetensors is of another request"),
-        (
-            states(4)[:, 0],
-            range(4),
-            r"must be a safetensors file of vLLM's connector: hidden_states \[tokens, layers, D\]",
-        ),
+        (states(4)[:, 0], range(4), r"must be a safetensors file .* connector: hidden_states \[tokens, layers, D\]"),
         (states(4).double(), range(4), "must be a safetensors file .*KeyError"),
     ],
 )

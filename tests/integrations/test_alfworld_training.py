@@ -45,9 +45,7 @@ def a_game(thing, holder, more=0, wish="put a {} in {}."):
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory):
-    """Ten games as `prepare` leaves them: two open with the same text as another one, one has too many receptacles, one
-    wants two things placed.
-    """
+    """Ten games as `prepare` leaves them: two open with another's text, one has too many receptacles, one wants two."""
     folder = tmp_path_factory.mktemp("games")
     kinds = [(thing, holder) for thing in ("apple", "mug") for holder in ("shelf", "desk", "bed")]
     two = ("apple", "drawer", 0, "find two {} and put them in {}.")
@@ -126,8 +124,7 @@ def test_lessons_show_the_searcher_and_mark_what_is_to_be_learned(games):
 
 
 def test_lessons_have_other_names_for_the_same_episode(games):
-    """In half of the episodes one permutation of the places' kinds and one of the things'; appliances keep their
-    names."""
+    """In half of the episodes places and things change their kinds by one permutation; appliances keep their names."""
     tasks, rng = tasks_of(games, "train"), random.Random(1)
     shown = [part for task in tasks for part in demonstration(task, 0.0, 5, False, rng)]
     kinds = alfworld_world.kinds_of(tasks)
@@ -160,8 +157,7 @@ def test_a_run_by_the_common_trainer(games, tmp_path):
 
 
 def test_a_run_is_the_same_from_its_json_and_after_a_stop(games, tmp_path, monkeypatch):
-    """Bit for bit, also after a stop in the second round over the train games, and whatever games were played
-    before."""
+    """Bit for bit, also after a stop in the second round over the train games, whatever was played before."""
     monkeypatch.setattr("trainer.SAVE_EVERY", 2)
     short = SMALL.changed(updates=3, check_every=3)
     of_games, start = world(games, short), tmp_path / "start"

@@ -17,7 +17,6 @@ pytest.importorskip("minigrid", reason="minigrid is not installed: pip install m
 
 
 def test_the_experts_commands_solve_the_room_as_text():
-    """In every room, by nothing but the text commands, with reward 1 at the end only."""
     needed = []
     for task in tasks(40, 0):
         commands = expert(task, 60)
@@ -68,8 +67,7 @@ def test_lessons_are_the_experts_and_are_learned_by_their_commands():
 def test_a_final_run_by_the_common_trainer(tmp_path, monkeypatch):
     small = DEFAULTS.changed(
         vocabulary=400, width=32, blocks=2, heads=2, train_tasks=4, test_tasks=2, horizon=3, updates=1, batch=4,
-        group=2,
-        micro_batch=2, layer=-1,
+        group=2, micro_batch=2, layer=-1,
     )  # fmt: skip
     rng = random.Random(0)
     shown = [lesson(rng, 20, LESSONS) for _ in range(20)]

@@ -27,6 +27,7 @@ IDS = {"group": [0, 0, 0, 1, 1], "trajectory": [0, 0, 1, 2, 3], "step": [0, 1, 0
 IDS = {name: torch.tensor(column) for name, column in IDS.items()}
 RECORDS = {**IDS, "rewards": torch.tensor([0.0, 1.0, 0.5, 0.0, 1.0])}
 OBSERVATIONS, ACTIONS = ["room", "hall", "room", "</script>", "roof"], ["go", "take", "wait", "<b>", ""]
+FIRST = {"kernel_directions": None, "kernel_inside": 0.0, "luck_noise": 0.0}  # whose kernel is short to write
 
 
 class Clock:
@@ -96,9 +97,6 @@ def test_the_credit_inspector_reads_which_rollouts_were_cut_off(tmp_path):
     without = tmp_path / "without.parquet"
     pq.write_table(pq.read_table(tmp_path / "update_00000000.parquet").drop_columns(["truncated"]), without)
     assert page != inspected(without, tmp_path / "other")
-
-
-FIRST = {"kernel_directions": None, "kernel_inside": 0.0, "luck_noise": 0.0}  # whose kernel is short to write
 
 
 @pytest.mark.parametrize("share", ["batch", "group", "memory"])

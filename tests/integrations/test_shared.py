@@ -25,6 +25,8 @@ from trained_tokenizers import byte_level
 import bipace_kernels as bk
 
 TEXTS = ["<action>Go east</action>", "hm <action> go EAST </action>", "look", "<action>look</action>", ""]
+TURNS = [[1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 1]], [True, True, True, False]  # two, one, none, and padding of two
+MEMORY = {"method": "gae", "share": "memory", "memory_rows": 4}
 
 
 class Slow:
@@ -54,8 +56,7 @@ def tokenizer():
 
 @pytest.mark.parametrize("one_token", [False, True])
 def test_keys_of_tool_calls_in_text(tokenizer, one_token):
-    """Name and arguments in canonical order, whatever stands around them; where there are tools, the rest by its
-    text."""
+    """Name and arguments in canonical order, whatever stands around; where there are tools, the rest by its text."""
     if one_token:
         tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
 
@@ -89,7 +90,6 @@ def test_keys_of_tool_calls_in_text(tokenizer, one_token):
 
 @pytest.mark.parametrize("row_per_step", [False, True])
 def test_an_answer_ends_its_rollout(tokenizer, row_per_step):
-    """A call, a text and an answer, as one row of three turns and as three rows: the text is no recognized action."""
     texts = ['<tool_call>{"name": "go", "arguments": {}}</tool_call>', "Call go.", "Done."]
     given = tokenizer(texts, padding="max_length", max_length=60, return_tensors="pt")
     rows, mask = given["input_ids"], given["attention_mask"]
@@ -112,6 +112,9 @@ def test_keys_of_decoded_text_tell_actions_apart_as_those_of_bytes_do(ids, mode)
     keys, parsed = bk.action_keys(ids[0], mask=ids[1], mode=mode, token_bytes=table)
     fast = keys_of(*ids, byte_level(), mode, 8)
     assert torch.equal(fast["action_key"], keys) and torch.equal(fast["action_parsed"], parsed)
+    first, _ = bk.action_keys(ids[0], mask=ids[1], mode="first_n", n=2)
+    found = keys_of(*ids, None, "first_n", 2)  # needs no tokenizer, and parses nothing
+    assert list(found) == ["action_key"] and torch.equal(found["action_key"], first)
     slow = Slow()
     with pytest.warns(RuntimeWarning, match="action keys are made from decoded text, .* has no table of bytes: "):
         found = keys_of(*ids, slow, mode, 8)
@@ -131,32 +134,12 @@ def test_tokens_may_be_added_after_a_tokenizer_s_first_use(tokenizer):
         assert keys["action_key"].tolist() == bk.action_keys(["<action>go</action>"])[0].tolist()
 
 
-def test_first_tokens_need_no_tokenizer_and_parse_nothing(ids):
-    keys, _ = bk.action_keys(ids[0], mask=ids[1], mode="first_n", n=2)
-    found = keys_of(*ids, None, "first_n", 2)
-    assert list(found) == ["action_key"] and torch.equal(found["action_key"], keys)
-
-
-def test_tokens_of_turns():
-    turns = Turns.of(torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0]]))
-    tokens, mask = turns.tokens(torch.arange(8).reshape(2, 4))
-    assert [row[on].tolist() for row, on in zip(tokens, mask, strict=True)] == [[0, 1], [3], []]
-
-
 def rows_with(mask, valid=None, **extra):
     """Rows of this mask, and what their rollouts say of the turns."""
     mask, valid = torch.tensor(mask), torch.ones(len(mask), dtype=torch.bool) if valid is None else torch.tensor(valid)
-    given = {
-        "scores": torch.zeros(mask.shape),
-        "responses": mask,
-        "prompts": list,
-        "valid": valid,
-        "mask_name": "the mask",
-    }
-    return RolloutRows(mask=mask, extra=extra, keys={"step_rewards": "rewards"}, extra_name="infos", **given)
-
-
-TURNS = [[1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 1]], [True, True, True, False]  # two, one, none, and padding of two
+    given = {"scores": torch.zeros(mask.shape), "responses": mask, "prompts": list, "valid": valid}
+    names = {"mask_name": "the mask", "extra_name": "infos", "keys": {"step_rewards": "rewards"}}
+    return RolloutRows(mask=mask, extra=extra, **given, **names)
 
 
 @pytest.mark.parametrize(
@@ -211,59 +194,49 @@ def test_functions_give_way_and_come_back():
         raise RuntimeError
     assert module.own is print
 
-    def absent(inner):
-        return None
-
-    with pytest.raises(AttributeError, match="SimpleNamespace has no absent"):
-        replace(module, own, absent)
+    with pytest.raises(AttributeError, match="SimpleNamespace has no rows_with"):
+        replace(module, own, rows_with)
     assert module.own is print
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"gigpo_mode": "mean_norm"}, "gigpo_mode has no effect in method gae; leave it out, or set method to gigpo"),
-        ({"estimator": "diff_peer"}, "estimator has no effect in method gae; leave it out, or set method to bipace"),
-        ({"ngram_epsilon": 0.3}, "ngram_epsilon has no effect with these settings of method gae; leave it out, or set"),
-        ({"episode_norm": "none"}, "of method gae; leave it out, or set episode_weight above 0."),
-        ({"history_length": 7}, "history_length has no effect with these settings of method gae; leave it out, or set"),
-        ({"method": "gigpo", "base_group": True}, "base_group has no effect"),
-        ({"epsilon": "wide"}, "epsilon must be a number 0 or in [1e-4, 1], 'auto' or 'follow', got 'wide'"),
-        ({"embedder": 1}, "embedder must be one of auto, actor_hidden, ngram, identity, sentence:MODEL, got 1"),
-        ({"layer": 1.5}, "layer must be an int, an index into hidden_states, or 'block N', got 1.5"),
-        ({"gamma": "high"}, "gamma must be a number in [0, 1], got 'high'"),
-        ({"step_weight": True}, "step_weight must be a number finite and at least 0, got True"),
-        ({"method": "bipace", "value": "kernel"}, "or set method to gae."),
-        ({"method": "bigpo", "shrinkage": 1.0}, "or set method to gae and value to cluster"),
-        ({"method": "gae", "value": "critic"}, "value must be one of group, cluster, kernel, got 'critic'"),
-        ({"method": "gae", "share": "world"}, "share must be one of group, batch, memory, got 'world'"),
-        ({"method": "gae", "memory_rows": 5}, "of method gae; leave it out, or set share to memory."),
-        ({"method": "gae", "share": "memory", "memory_rows": 0}, "memory_rows must be an int of at least 1, got 0"),
-        ({"method": "gae", "value": "group", "kernel_width": 1.0}, "has no effect with these settings of method gae"),
-        ({"method": "gae", "share": "group", "kernel_same": 0.1}, "leave it out, or set share to batch."),
-        ({"method": "bigpo", "kernel_same": 1}, "of method bigpo; leave it out, or set method to gae."),
-        ({"method": "gae", "kernel_time": False}, "kernel_time must be a number"),
-        ({"method": "gae", "step_norm": "std"}, "step_norm='std' goes with estimator"),
-        ({"method": "bipace", "step_norm": "batch"},
-         "step_norm='batch' goes with estimator 'gae', got estimator='q_style'"),
-        ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight has no effect"),
-        ({"method": "gae", "epsilon": 0.2},
-         "epsilon has no effect with these settings of method gae; leave it out, or set"),
-        ({"method": "gae", "epsilon": "auto"}, "epsilon has no effect with these settings of method gae"),
-        ({"method": "absent_module:KNN"}, "for a file of the current folder write absent_module.py:KNN"),
-        ({"method": "absent.py:KNN"}, "method: absent.py:KNN cannot be loaded, FileNotFoundError"),
-        ({"method": "math:pi"}, "method must name a bk.Config, got float; a function goes into"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "said"), [
+    ({"gigpo_mode": "mean_norm"}, "gigpo_mode has no effect in method gae; leave it out, or set method to gigpo"),
+    ({"estimator": "diff_peer"}, "estimator has no effect in method gae; leave it out, or set method to bipace"),
+    ({"ngram_epsilon": 0.3}, "ngram_epsilon has no effect with these settings of method gae; leave it out, or set"),
+    ({"episode_norm": "none"}, "of method gae; leave it out, or set episode_weight above 0."),
+    ({"history_length": 7}, "history_length has no effect with these settings of method gae; leave it out, or set"),
+    ({"method": "gigpo", "base_group": True}, "base_group has no effect"),
+    ({"epsilon": "wide"}, "epsilon must be a number 0 or in [1e-4, 1], 'auto' or 'follow', got 'wide'"),
+    ({"embedder": 1}, "embedder must be one of auto, actor_hidden, ngram, identity, sentence:MODEL, got 1"),
+    ({"layer": 1.5}, "layer must be an int, an index into hidden_states, or 'block N', got 1.5"),
+    ({"gamma": "high"}, "gamma must be a number in [0, 1], got 'high'"),
+    ({"step_weight": True}, "step_weight must be a number finite and at least 0, got True"),
+    ({"method": "bipace", "value": "kernel"}, "or set method to gae."),
+    ({"method": "bigpo", "shrinkage": 1.0}, "or set method to gae and value to cluster"),
+    ({"method": "gae", "value": "critic"}, "value must be one of group, cluster, kernel, got 'critic'"),
+    ({"method": "gae", "share": "world"}, "share must be one of group, batch, memory, got 'world'"),
+    ({"method": "gae", "memory_rows": 5}, "of method gae; leave it out, or set share to memory."),
+    ({"method": "gae", "share": "memory", "memory_rows": 0}, "memory_rows must be an int of at least 1, got 0"),
+    ({"method": "gae", "value": "group", "kernel_width": 1.0}, "has no effect with these settings of method gae"),
+    ({"method": "gae", "share": "group", "kernel_same": 0.1}, "leave it out, or set share to batch."),
+    ({"method": "bigpo", "kernel_same": 1}, "of method bigpo; leave it out, or set method to gae."),
+    ({"method": "gae", "kernel_time": False}, "kernel_time must be a number"),
+    ({"method": "gae", "step_norm": "std"}, "step_norm='std' goes with estimator"),
+    ({"method": "bipace", "step_norm": "batch"}, "step_norm='batch' goes with estimator 'gae', got estimator="),
+    ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight has no effect"),
+    ({"method": "gae", "epsilon": "auto"}, "epsilon has no effect with these settings of method gae"),
+    ({"method": "absent_module:KNN"}, "for a file of the current folder write absent_module.py:KNN"),
+    ({"method": "absent.py:KNN"}, "method: absent.py:KNN cannot be loaded, FileNotFoundError"),
+    ({"method": "math:pi"}, "method must name a bk.Config, got float; a function goes into"),
+])  # fmt: skip
 def test_settings_that_mean_nothing_are_warned_by_name(given, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         Settings.of(given)
 
 
 RECORDS = {
-    "group": torch.zeros(3, dtype=torch.int64), "trajectory": torch.arange(3),
-    "step": torch.zeros(3, dtype=torch.int64),
-    "rewards": torch.tensor([0.0, 1.0, 2.0]), "valid": torch.ones(3, dtype=torch.bool),
+    "group": torch.zeros(3, dtype=torch.int64), "trajectory": torch.arange(3), "valid": torch.ones(3, dtype=torch.bool),
+    "step": torch.zeros(3, dtype=torch.int64), "rewards": torch.tensor([0.0, 1.0, 2.0]),
 }  # fmt: skip
 
 
@@ -303,7 +276,8 @@ def test_settings_of_gae_are_those_of_its_configuration():
     found = Settings.of({"method": "gae", "kernel_time": 0, "action_noise": 0, **changed}).config()
     assert found == bk.Config.gae(kernel_time=None, action_noise=None, **changed, **own)
     assert Settings.of({"method": "gae", "action_noise": 0.5}).config().action_noise == 0.5
-    assert Settings() == Settings(method="gae") and Settings(method="bipace").config().estimator != "gae"
+    assert Settings.of(dict.fromkeys(Settings.__dataclass_fields__)) == Settings() == Settings(method="gae")
+    assert Settings(method="bipace").config().estimator != "gae"
     assert Settings.of({"method": "bipace", "episode_weight": 0}).config() == bk.Config.bipace(episode_weight=0, **own)
     states = States(Settings.of({"method": "gae"}))
     states.load_state_dict({"epsilon": 0.1, "embedder": "auto", "layer": -8})
@@ -342,11 +316,8 @@ def test_a_method_of_one_s_own_trains_by_its_name(tmp_path, monkeypatch):
     changed = Settings.of({"method": "mine.py:KNN", "gae_lambda": 0.75, "action_noise": 0.5}).config()
     assert (changed.gamma, changed.gae_lambda, changed.action_noise) == (0.5, 0.75, 0.5)
     clusters = Settings.of({"method": "mine.py:CLUSTERS"})
-    assert (
-        clusters.epsilon_of("ngram") == 0.3
-        and Settings.of({"method": "mine.py:CLUSTERS", "epsilon": 0.2}).epsilon_of("actor_hidden") == 0.2
-    )
-
+    changed = Settings.of({"method": "mine.py:CLUSTERS", "epsilon": 0.2})
+    assert (clusters.epsilon_of("ngram"), changed.epsilon_of("actor_hidden")) == (0.3, 0.2)
     states = States(Settings.of({"method": str(tmp_path / "mine.py:KNN")}), "here.")
     hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
     result, metrics = states.advantage(RECORDS, list, hidden=hidden)
@@ -356,9 +327,6 @@ def test_a_method_of_one_s_own_trains_by_its_name(tmp_path, monkeypatch):
     states.load(tmp_path / "bipace.json")
     monkeypatch.syspath_prepend(tmp_path)
     assert Settings.of({"method": "mine:KNN"}).config().gae_lambda == 0.25
-
-
-MEMORY = {"method": "gae", "share": "memory", "memory_rows": 4}
 
 
 def states_of(**settings):
@@ -430,7 +398,6 @@ def test_a_checkpoint_of_something_else_changes_nothing():
 
 
 def test_a_text_state_of_several_turns():
-    """By trajectory and step, whatever the order of rows; padding precedes nothing, and a missing step is left out."""
     records = {
         "group": torch.tensor([0, 0, 0, 0, 1, 0]), "trajectory": torch.tensor([0, 0, 0, 1, 2, 0]),
         "step": torch.tensor([2, 0, 1, 5, 1, 4]), "valid": torch.tensor([True, True, True, True, True, True]),
@@ -451,10 +418,6 @@ def test_a_text_state_holds_three_turns_where_a_kernel_value_reads_it():
     for wrong in (0, True, 1.5):
         with pytest.raises(ValueError, match="text_turns must be an int of at least 1"):
             Settings(text_turns=wrong)
-
-
-def test_a_key_of_none_was_not_given():
-    assert Settings.of(dict.fromkeys(Settings.__dataclass_fields__)) == Settings()
 
 
 OF_TRL = {"1.16.0+cu1": False, "1.0.0.post1": False, "1.17.0.dev0": True, "0.9": True, "main": True, None: True}
@@ -503,7 +466,6 @@ def test_entries_that_only_rollouts_of_other_processes_give_are_missing_here():
 
 @pytest.mark.parametrize("beyond", ["last", "ignore"])
 def test_a_reward_beyond_those_of_steps_is_added_once_at_the_last_step_of_its_rollout(beyond):
-    """Two rows of a rollout, the last of which is there twice; a rollout without more; and padding."""
     rows = rows_with([[1, 0, 1]] * 5, valid=[True] * 4 + [False],
                      step_rewards=[[0.25, 0.5], [0.0, 0.5], [0.0, 0.5], [1.0, 1.0], [7.0, 7.0]])  # fmt: skip
     scores = torch.zeros(5, 3)
@@ -522,7 +484,6 @@ def test_a_reward_beyond_those_of_steps_is_added_once_at_the_last_step_of_its_ro
 
 @pytest.mark.parametrize("share", ["batch", "memory", "group"])
 def test_what_a_batch_is_is_logged_and_few_prompts_are_a_warning(share):
-    """Two prompts, three rollouts, five turns; padding is no part of it."""
     states = States(Settings(method="gae", share=share, step_norm="none" if share == "group" else None), "bipace_")
     columns = {
         "group": torch.tensor([0, 0, 0, 1, 1, 7]), "trajectory": torch.tensor([0, 0, 1, 2, 2, 9]),
@@ -540,6 +501,17 @@ def test_what_a_batch_is_is_logged_and_few_prompts_are_a_warning(share):
     assert metrics["bipace/truncated_fraction"] == pytest.approx(1 / 3)
     size = math.sqrt(float((result.advantage[:5].double() ** 2).mean()))
     assert metrics["bipace/advantage_rms"] == pytest.approx(size) if share == "group" else size == pytest.approx(1.0)
+
+
+def test_tokens_rewards_at_the_end_and_positions():
+    turns = Turns.of(torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]))
+    tokens, mask = turns.tokens(torch.arange(12).reshape(3, 4))
+    assert [row[on].tolist() for row, on in zip(tokens, mask, strict=True)] == [[0, 1], [3], [], [8]]
+    assert turns.on_last(torch.tensor([3.0, 5.0, 7.0])).tolist() == [0, 3, 5, 7]
+    places = turns.positions(10)
+    assert (places.column.tolist(), places.offsets.tolist()) == ([9, 12, 9, 9], [0, 2, 3, 4])
+    assert turns.positions(torch.tensor([2, 5, 7])).column.tolist() == [1, 4, 4, 6]
+    assert turns.counts.tolist() == [2, 1, 1]
 
 
 bit = st.integers(0, 1)
@@ -582,13 +554,3 @@ def test_a_step_s_advantage_stands_on_its_tokens_alone(mask):
         wanted[b, start:stop] = value
     assert torch.equal(turns.spread(advantage), wanted)
     assert torch.equal(turns.spread(advantage) != 0, mask != 0)
-
-
-def test_rewards_at_the_end_and_positions():
-    turns = Turns.of(torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]))
-    assert turns.on_last(torch.tensor([3.0, 5.0, 7.0])).tolist() == [0, 3, 5, 7]
-    places = turns.positions(10)
-    assert places.column.tolist() == [9, 12, 9, 9]
-    assert places.offsets.tolist() == [0, 2, 3, 4]
-    assert turns.positions(torch.tensor([2, 5, 7])).column.tolist() == [1, 4, 4, 6]
-    assert turns.counts.tolist() == [2, 1, 1]

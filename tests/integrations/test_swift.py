@@ -121,13 +121,10 @@ def train(tmp_path, monkeypatch):
         plugin.write_text(plugin_text or f"from bipace_kernels.integrations.swift import join\n{call}\n")
         given = {
             "rlhf_type": "grpo", "model": tmp_path / "model", "model_type": "qwen2", "template": "chatml",
-            "reward_funcs": "length",
-            "dataset": tmp_path / "data.jsonl", "tuner_type": "full", "torch_dtype": "float32",
-            "num_generations": GROUP,
-            "per_device_train_batch_size": 8, "max_steps": 1, "max_completion_length": 8,
-            "output_dir": tmp_path / "out",
-            "report_to": "none", "logging_steps": 1, "save_strategy": "no", "use_cpu": "true", "beta": 0,
-            "check_model": "false",
+            "reward_funcs": "length", "dataset": tmp_path / "data.jsonl", "tuner_type": "full",
+            "torch_dtype": "float32", "num_generations": GROUP, "per_device_train_batch_size": 8, "max_steps": 1,
+            "max_completion_length": 8, "output_dir": tmp_path / "out", "report_to": "none", "logging_steps": 1,
+            "save_strategy": "no", "use_cpu": "true", "beta": 0, "check_model": "false",
             "dataloader_num_workers": 0, "dataset_num_proc": 1, "external_plugins": plugin, **options,
         }  # fmt: skip
         rlhf_main([str(part) for name, value in given.items() for part in (f"--{name}", value)])
@@ -155,8 +152,7 @@ def by_hand(batches, config, first_n=False):
                 beyond = float(rewards[row]) - sum(given) if config.estimator == "gae" and t == starts[-1] else 0.0
                 for name, value in {
                     "group": row // GROUP, "trajectory": row, "step": step, "episode_return": float(rewards[row]),
-                    "rewards": given[step] + beyond,
-                    "fingerprint": states[i, before + t - 1],
+                    "rewards": given[step] + beyond, "fingerprint": states[i, before + t - 1],
                     "observation": TOKENIZER.decode(seen, skip_special_tokens=True),
                 }.items():  # fmt: skip
                     columns[name].append(value)
@@ -178,21 +174,17 @@ def by_hand(batches, config, first_n=False):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(
-    ("settings", "config", "options"),
-    [
-        ({"method": "bipace"}, bk.Config.bipace(epsilon=0.1), {}),
-        ({"method": "bigpo", "epsilon": 0.02, "gamma": 0.9}, bk.Config.bigpo(epsilon=0.02, gamma=0.9),
-         {"scale_rewards": "none"}),
-        ({"method": "gigpo", "gigpo_mode": "mean_norm"}, bk.Config.gigpo("mean_norm"), {}),
-        ({"gae_lambda": 0.7}, bk.Config.gae(gae_lambda=0.7), {"beta": 0.04, "tuner_type": "lora"}),
-        ({"method": "bipace"}, bk.Config.bipace(epsilon=0.1),
-         {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "config", "options"), [
+    ({"method": "bipace"}, bk.Config.bipace(epsilon=0.1), {}),
+    ({"method": "bigpo", "epsilon": 0.02, "gamma": 0.9}, bk.Config.bigpo(epsilon=0.02, gamma=0.9),
+     {"scale_rewards": "none"}),
+    ({"method": "gigpo", "gigpo_mode": "mean_norm"}, bk.Config.gigpo("mean_norm"), {}),
+    ({"gae_lambda": 0.7}, bk.Config.gae(gae_lambda=0.7), {"beta": 0.04, "tuner_type": "lora"}),
+    ({"method": "bipace"}, bk.Config.bipace(epsilon=0.1),
+     {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
+])  # fmt: skip
 def test_advantages_are_the_estimator_s(train, settings, config, options):
-    """With the step rewards of its gym scheduler; LoRA with a reference, whose forward is not tapped; several
-    micro-batches."""
+    """With its gym's step rewards; LoRA with a reference, whose forward is not tapped; several micro-batches."""
     if "scale_rewards" in options:
         config = replace(config, episode_norm="none")
     config = replace(config, on_invalid="singleton", duplicates="once")
@@ -210,7 +202,6 @@ def test_advantages_are_the_estimator_s(train, settings, config, options):
 
 
 def test_the_plugin_of_the_page_trains(train):
-    """docs/swift.md"""
     (plugin,) = [block.code for block in doc_blocks.blocks("docs/swift.md", "python") if not block.fragment]
     trainer, batches = train(plugin_text=plugin)
     settings = trainer._bipace.settings

@@ -13,7 +13,7 @@ from continuations import Continuation, Rows, continue_from, returns_from, state
 from environment import TextCraft
 from model import load
 from rollout import play
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from trained_tokenizers import learnt
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bench import truth, truth_batches, truth_sets
@@ -48,15 +48,9 @@ TEMPLATE = (
 def language(tmp_path_factory):
     """The folder of a random Llama, whose query heads share keys, and a tokenizer with a chat template."""
     folder = tmp_path_factory.mktemp("smollm2") / "base"
-    letters = Tokenizer(models.BPE())
-    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    letters.decoder = decoders.ByteLevel()
     special = ["<|im_start|>", "<|im_end|>"]
     texts = [textcraft_chat.RULES, babyai_chat.RULES, textcraft_chat.task("lessons", 0).text]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    letters.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
-    )
+    letters = learnt(texts, special, vocab_size=400)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token=special[0], chat_template=TEMPLATE)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
@@ -75,15 +69,8 @@ def small(monkeypatch):
         monkeypatch.setattr(maker, name, value)
     for world in (textcraft_chat, babyai_chat):
         monkeypatch.setattr(world, "HORIZON", 3)
-    for name, value in {
-        "TAUGHT": 3,
-        "BATCH": 2,
-        "RATE": 0.01,
-        "UPDATES": 10,
-        "EVERY": 10,
-        "CHECK": 2,
-        "COMMAND_TOKENS": 4,
-    }.items():
+    short = {"TAUGHT": 3, "BATCH": 2, "RATE": 0.01, "UPDATES": 10, "EVERY": 10, "CHECK": 2, "COMMAND_TOKENS": 4}
+    for name, value in short.items():
         monkeypatch.setattr(language_model, name, value)
 
 
@@ -156,13 +143,11 @@ def test_a_set_goes_on_where_it_was_interrupted(language, small, tmp_path, monke
     assert (np.isfinite(found.hidden[2]).all(axis=1) == (rank < 2)).all()
     assert found.gradient.any(axis=1).all()
     result = truth.measure(path, [row for row in truth.table() if row.name in truth.BASELINES], [2])
-    assert all(np.isfinite(of.cosine()) for of in result.gradients.values()) and len(result.gradients) == len(
-        truth.BASELINES
-    )
+    assert len(result.gradients) == len(truth.BASELINES)
+    assert all(np.isfinite(of.cosine()) for of in result.gradients.values())
 
 
 def test_sketches_of_enough_numbers_keep_inner_products_exactly(language):
-    """As many sums as weights: each is one weight, up to its sign."""
     model, tokenizer = language_model.load(language)
     chat, world = language_model.Chat(tokenizer), textcraft_chat
     weights = language_model.upper(model, 2)
@@ -184,8 +169,7 @@ def test_sketches_of_enough_numbers_keep_inner_products_exactly(language):
 
 @pytest.mark.parametrize("heads", ["one each", "shared"])
 def test_logits_are_those_of_plain_forwards(policy, language, heads):
-    """Pasts of unequal lengths, one of whose rows end early, beyond one growth of the own keys; in float64 within
-    1e-9."""
+    """Pasts of unequal lengths, one of whose rows end early, beyond one growth of the own keys; within 1e-9."""
     model, rng = (policy if heads == "one each" else language_model.load(language))[0].double(), random.Random(0)
     vocabulary = model.config.vocab_size
     pasts = [[rng.randrange(vocabulary) for _ in range(n)] for n in (7, 30, 19)]
@@ -210,8 +194,7 @@ def test_logits_are_those_of_plain_forwards(policy, language, heads):
 
 
 def test_a_policy_that_never_doubts_goes_on_as_its_episode_went_on(policy, tasks):
-    """Logits a thousand times as large leave no choice: V(s_t) = γ^(n-1-t) where the example's rollout solves its task,
-    else 0."""
+    """Logits a thousand times as large leave no choice: V(s_t) = γ^(n-1-t) where a rollout is solved, else 0."""
     model, tokenizer = policy
     with torch.no_grad():
         model.model.norm.weight *= 1000
@@ -253,8 +236,7 @@ def test_a_gradient_is_that_of_its_commands_tokens(policy, tasks):
 
 @pytest.mark.parametrize("n", [DIRECTIONS, DIRECTIONS + 100])
 def test_coordinates_keep_the_inner_products_of_gradients(n):
-    """Exactly, where there are no more gradients than directions; else the rest's as random projections do: within six
-    standard errors of |x| |y| √(2 / SKETCH)."""
+    """Exactly up to as many gradients as directions; else within six standard errors, |x| |y| √(2 / SKETCH) each."""
     gradients = torch.randn(n, 5000, generator=torch.Generator().manual_seed(1)) * torch.logspace(0, -2, 5000)
     found, share = _coordinates(gradients)
     products = (gradients.double() @ gradients.double().T).numpy()

@@ -22,8 +22,8 @@ from rivals import CREDITS, StepMeans, ValueHead, states_before_commands
 from rollout import CLOSE, COMMAND_TOKENS, OPEN, _closed, _ends, answer_text, play
 from safetensors.torch import load_file
 from settings import METHODS, OWN, Settings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from train import again, oracle, run, warm
+from trained_tokenizers import learnt
 from trainer import PROGRESS, World, evaluate, measure, on_tokens, train, trimmed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -32,8 +32,6 @@ SMALL = Settings(
     micro_batch=2, layer=-1, check_every=1,
 )  # fmt: skip
 CHANGE = [f"{name}={value}" for name, value in SMALL.as_json().items()]
-
-
 FIVE = SMALL.changed(updates=5, check_every=0)
 
 
@@ -79,8 +77,7 @@ def test_commands_are_few_tokens_and_come_back(tokenizer):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_of_a_rollout_are_those_of_a_plain_forward(tokenizer, temperature):
-    """Rows of unequal prompts, of which some end early, out of one cache: within 1e-4 of each row by itself, without a
-    cache."""
+    """Rows of unequal prompts, some of which end early, out of one cache: within 1e-4 of each row without a cache."""
     envs = [TextCraft(published()[i]) for i in (3, 3, 12, 40, 7)]
     steered = make_model(tokenizer, width=32, blocks=2, heads=2, seed=1)
     with torch.no_grad():  # tokens that end commands become likely, so that rows are at different places
@@ -117,8 +114,7 @@ def test_tokens_of_an_episode_are_its_commands_and_observations(tokenizer, model
 
 
 def test_a_row_has_its_own_luck(tokenizer, model):
-    """An episode is the same in whatever company it is played, so that policies are compared under the same random
-    numbers."""
+    """An episode is the same in any company, so that policies are compared under the same random numbers."""
     tasks = [published()[i] for i in (3, 12, 40)]
     alone = play(model, tokenizer, [TextCraft(tasks[0])], horizon=3, seed=5)[0]
     company = play(model, tokenizer, [TextCraft(task) for task in tasks], horizon=3, seed=5)
@@ -144,10 +140,9 @@ def test_a_batch_without_its_padding():
     """Columns that are padding in every row go, from each tensor that has them; what says nothing of columns stays."""
     prompt_mask, completion_mask = torch.tensor([[0, 0, 1], [0, 1, 1]]), torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]])
     batch = {
-        "prompt_ids": torch.arange(6).view(2, 3), "prompt_mask": prompt_mask,
-        "completion_ids": torch.arange(8).view(2, 4),
-        "completion_mask": completion_mask, "tool_mask": completion_mask, "advantages": torch.ones(2),
-        "num_items_in_batch": 3,
+        "prompt_ids": torch.arange(6).view(2, 3), "prompt_mask": prompt_mask, "advantages": torch.ones(2),
+        "completion_ids": torch.arange(8).view(2, 4), "completion_mask": completion_mask,
+        "tool_mask": completion_mask, "num_items_in_batch": 3,
     }  # fmt: skip
     found = trimmed(batch)
     assert found["prompt_ids"].tolist() == [[1, 2], [4, 5]] and found["completion_ids"].tolist() == [[0, 1], [4, 5]]
@@ -216,8 +211,7 @@ def test_a_run_is_the_same_from_its_json(start, tmp_path):
 
 @pytest.mark.parametrize("method", ["bipace", "gae", "value-head", "trees"])
 def test_a_run_is_the_same_after_a_stop(start, world, method, tmp_path, monkeypatch):
-    """Bit for bit: five updates in one go, and the same where it was killed behind a checkpoint, with what it had
-    learned."""
+    """Bit for bit: five updates in one go, and where it was killed behind a checkpoint, with what it had learned."""
     monkeypatch.setattr("trainer.SAVE_EVERY", 2)
     five, work = SMALL.changed(updates=5, check_every=3), tmp_path / "work"
     whole = train(method, 1, five, world, start, tmp_path / "whole")
@@ -281,16 +275,10 @@ def test_finished_runs_are_left_alone_and_not_mixed(start, tmp_path):
 @pytest.fixture(scope="module")
 def of_bytes():
     """A tokenizer that has a token for each byte, and none for the tag that ends a command."""
-    words = Tokenizer(models.BPE())
-    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    learnt = trainers.BpeTrainer(special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False)
-    words.train_from_iterator([], learnt)
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
+    return PreTrainedTokenizerFast(tokenizer_object=learnt([], ["<end>"]), eos_token="<end>")
 
 
 def test_a_model_of_hugging_face_in_a_local_folder(of_bytes, tmp_path):
-    """Another architecture and another tokenizer; prompts explain the rules."""
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(vocab_size=len(of_bytes), **shape)).save_pretrained(tmp_path / "llama")
@@ -351,8 +339,7 @@ def test_advantages_stand_for_the_commands_and_draw_nothing_of_the_run(episodes,
 
 
 def test_equal_prompts_are_one_group(episodes):
-    """Means by step are taken over the three rollouts of a prompt: what one of them earns changes the others'
-    credit."""
+    """Means by step are over the three rollouts of a prompt: what one earns changes the others' credit."""
     model, tokenizer, played = episodes
     before = StepMeans(FIVE, 0)(model, tokenizer, played, 0)
     rewards = played[0].rewards

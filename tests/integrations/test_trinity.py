@@ -29,6 +29,7 @@ NAME = "bipace_kernels.integrations.trinity.BiPACEAdvantage"
 TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=byte_level(), pad_token="<|endoftext|>")
 ACTIONS = ["<action>go to fridge 1</action>", "<action>open drawer 2</action>", "I should think"]
 OWN = {"episode_scope": "trajectory", "lone_trajectory": "raw"}  # what Trinity's GiGPO does besides
+GO, LOOK = TOKENIZER("go")["input_ids"], TOKENIZER("look")["input_ids"]
 
 
 def experiences(seed=0, **left_out):
@@ -129,9 +130,8 @@ def pipeline(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", ["bipace", "bigpo", "gae"])
 def test_the_pipeline_gives_the_estimator_s_bits_to_the_trainer(pipeline, method, left_out):
     exps = experiences(**dict.fromkeys(left_out, True))
-    config = getattr(bk.Config, method)(
-        **{"embedder": "ngram"} if method == "gae" else {"epsilon": 0.25}, gamma=0.9, duplicates="once"
-    )
+    own = {"embedder": "ngram"} if method == "gae" else {"epsilon": 0.25}
+    config = getattr(bk.Config, method)(**own, gamma=0.9, duplicates="once")
     wanted = by_hand(exps, config)
     made = pipeline(method=method, gamma=0.9, action_key_mode="action_tag")
     metrics = run(made, exps)
@@ -144,7 +144,6 @@ def test_the_pipeline_gives_the_estimator_s_bits_to_the_trainer(pipeline, method
 
 @pytest.mark.filterwarnings("ignore:.*embedder=auto uses n-grams:RuntimeWarning")
 def test_the_yaml_of_the_page_runs(pipeline):
-    """docs/trinity.md"""
     (block,) = doc_blocks.blocks("docs/trinity.md", "yaml")
     ours, page = experiences(), experiences()
     BiPACEAdvantage(TOKENIZER, gamma=0.95)(ours)  # gae, as on the page
@@ -186,8 +185,7 @@ def test_grpo_is_trinity_s_step_wise_grpo():
 @pytest.mark.parametrize(("mode", "fnorm"), [("mean_norm", "none"), ("mean_std_norm", "std")])
 @pytest.mark.parametrize("seed", range(4))
 def test_gigpo_is_trinity_s_own(mode, fnorm, seed):
-    """Its states are the hashes, which name the task, for it compares them over all tasks; ours are of one prompt
-    group."""
+    """Its states are hashes that name the task, for it compares them over all tasks; ours are of one prompt group."""
     ours, theirs = experiences(seed, observation=True), experiences(seed, observation=True)
     BiPACEAdvantage(TOKENIZER, method="gigpo", gigpo_mode=mode, gamma=0.9, step_weight=0.7, **OWN)(ours)
     GiGPOAdvantageFn(omega=0.7, gamma=0.9, fnorm=fnorm)(theirs)
@@ -207,9 +205,6 @@ def test_copies_count_once_and_the_order_of_experiences_means_nothing():
     wanted = {exp.eid.uid: exp.advantages for exp in ours}
     assert [exp.eid.uid for exp in exps[9:]] != list(wanted)
     assert all(torch.equal(exp.advantages, wanted[exp.eid.uid]) for exp in exps)
-
-
-GO, LOOK = TOKENIZER("go")["input_ids"], TOKENIZER("look")["input_ids"]
 
 
 def conversations(*rewards, **info):
@@ -241,9 +236,8 @@ def test_a_run_whose_entries_do_not_fit_its_turns_is_set_aside(key):
     later.eid = EID(batch=1, task=0, run=2, step=1)
     exps[2].info[key] = exps[2].info[key][:1]
     settings = {"method": "gigpo", "gamma": 0.5}
-    with pytest.warns(
-        RuntimeWarning, match=rf"info\['{key}'\] must have one entry per turn .* row 2 has 1 for 2 turns"
-    ):
+    words = rf"info\['{key}'\] must have one entry per turn .* row 2 has 1 for 2 turns"
+    with pytest.warns(RuntimeWarning, match=words):
         BiPACEAdvantage(TOKENIZER, **settings)([*exps, later])
     BiPACEAdvantage(TOKENIZER, **settings)(others[:2])
     assert others[0].advantages.any()

@@ -40,14 +40,8 @@ def ranks(tmp_path_factory):
 def run(folder, ways, **more):
     paths = os.pathsep.join([str(Path(bk.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     environment = {"OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    argv = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        "--standalone",
-        HELPERS / "trl_ranks.py",
-    ]
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    argv = [sys.executable, *torchrun, HELPERS / "trl_ranks.py"]
     program(*argv, folder, json.dumps(ways), env={**environment, "PYTHONPATH": paths, **more}, timeout=220)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 

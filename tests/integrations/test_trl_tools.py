@@ -25,6 +25,7 @@ import bipace_kernels as bk
 
 NORTH, SOUTH = call("move", direction="north"), call("move", direction="south")
 WRONG, UNKNOWN = call("move", way="north"), call("fly")
+GO = [{"prompt": [{"role": "user", "content": "Go. "}]}]
 
 
 @pytest.fixture
@@ -40,9 +41,14 @@ def records(monkeypatch):
     return seen
 
 
+def again(trainer):
+    """Another batch of the same environments."""
+    return trainer._generate_and_score_completions([dict(GO[0]) for _ in range(4)])
+
+
 def one_batch(folder, scripts, environment=Walk, **options):
     """One batch of four rollouts whose turns are these; no update."""
-    data = options.pop("train_dataset", [{"prompt": [{"role": "user", "content": "Go. "}]}])
+    data = options.pop("train_dataset", GO)
     trainer = make(folder, environment, per_device_train_batch_size=4, train_dataset=Dataset.from_list(data), **options)
     trainer.scripts = scripts
     trainer.model.train()
@@ -234,7 +240,7 @@ def test_what_earlier_rollouts_logged_is_no_part_of_this_one(tmp_path, records, 
     trainer, _ = one_batch(tmp_path, SCRIPTS, environment, bipace_embedder="ngram")
     for scripts in (between, SCRIPTS):
         trainer.scripts = scripts
-        trainer._generate_and_score_completions([{"prompt": [{"role": "user", "content": "Go. "}]} for _ in range(4)])
+        again(trainer)
     if environment is not Late:
         one_batch(tmp_path, SCRIPTS, Walk, bipace_embedder="ngram")
     assert all(torch.equal(given[name], records[0][name]) for given in records[2:] for name in FINGERPRINTS)
@@ -284,14 +290,13 @@ class Sticking(Walk):
 def test_truncated_that_stays_from_an_earlier_rollout_sets_its_row_aside(tmp_path, records, on_invalid):
     options = {"bipace_method": "gae", "bipace_value": "group", "bipace_on_invalid": on_invalid}
     trainer, _ = one_batch(tmp_path, SCRIPTS, Sticking, **options)
-    rows = [{"prompt": [{"role": "user", "content": "Go. "}]} for _ in range(4)]
     message = "truncated of row 2 was True before its first turn"
     if on_invalid == "raise":
         with pytest.raises(ValueError, match=message):
-            trainer._generate_and_score_completions(rows)
+            again(trainer)
         return
     with pytest.warns(RuntimeWarning, match=message):
-        output = trainer._generate_and_score_completions(rows)
+        output = again(trainer)
     assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [0.0, pytest.approx(3 / 12)]
     assert not output["advantages"][2].any() and output["advantages"][0].any()
 
@@ -308,9 +313,8 @@ def test_a_log_stays_one_where_reset_leaves_entries_of_unknown_rollouts(tmp_path
     """Only its rows are set aside, in every batch; it does not turn into an attribute that is not read."""
     trainer, _ = one_batch(tmp_path, SCRIPTS, Refilled, bipace_embedder="ngram")
     trainer.scripts = [[NORTH, answer("so")], SCRIPTS[1], *SCRIPTS[2:]]
-    rows = [{"prompt": [{"role": "user", "content": "Go. "}]} for _ in range(4)]
     with pytest.warns(RuntimeWarning, match="row 0 .*: it has 1 before its first turn: empty it in reset"):
-        trainer._generate_and_score_completions(rows)
+        again(trainer)
     assert [math.isnan(of_row(records[1], "rewards", row)[0]) for row in range(4)] == [True, False, True, False]
 
 
@@ -333,9 +337,6 @@ def test_rewards_beyond_those_of_steps_count_at_the_last(tmp_path, records, beyo
     more = [5.0, 0.0, -2.0, 0.5] if beyond == "last" else [0.0] * 4
     wanted = [[1.0, 0.0, 2.0, more[0]], [0.0, 0.0], [1.0, 1.0, more[2]], [0.0, 1.0, more[3]]]
     assert [of_row(records[0], "rewards", row) for row in range(4)] == wanted
-
-
-# --------------------------------------------------------------------------------------------------------- action keys
 
 
 @pytest.mark.parametrize("environment", [Walk, Silent])
@@ -366,10 +367,7 @@ def test_keys_of_tool_calls_are_name_and_arguments_in_order(tmp_path, records):
 
     scripts = [
         [raw('{"name": "go", "arguments": {"direction": "north", "steps": 2}}'), answer("done")],
-        [
-            "<think>\nso\n</think>\n\n" + raw('{"name":"go","arguments":{"steps":2,"direction":"north"}}'),
-            answer("done"),
-        ],
+        ["<think>\n</think>\n\n" + raw('{"name":"go","arguments":{"steps":2,"direction":"north"}}'), answer("done")],
         [raw('{"name": "go", "arguments": {"direction": "north", "steps": 3}}'), answer("<action>wait</action>")],
         [answer("no idea")],
     ]
@@ -393,19 +391,6 @@ def test_actions_that_cannot_be_told_apart_are_warned_of(tmp_path):
     with pytest.warns(RuntimeWarning, match="0% of the responses hold an action that was recognized"):
         trainer.train()
     assert trainer.state.log_history[0]["bipace/action_key/first_n"] == 1.0
-
-
-def test_a_run_through_wrong_calls_ends_of_itself(tmp_path):
-    """Updates whose batches begin with what a small model writes at first."""
-    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Go. "}]]})
-    trainer = make(tmp_path, Walk, per_device_train_batch_size=4, train_dataset=data, max_steps=2)
-    trainer.scripts = SCRIPTS
-    trainer.train()
-    assert len(trainer.batches) == 2 and all(b["output"]["advantages"].any() for b in trainer.batches)
-    assert isinstance(trainer, Scripted) and torch.isfinite(torch.tensor(trainer.state.log_history[0]["loss"]))
-
-
-# ------------------------------------------------------------------------------------------------------ whole updates
 
 
 class Logging(Scripted):
@@ -466,9 +451,6 @@ def test_advantages_are_those_of_what_environments_log(tmp_path, monkeypatch, en
     assert environment is not Told or {row["truncated"] for row in trainer.batches[0]["inputs"]} == {True, False}
 
 
-# ------------------------------------------------------------------------------------------------------- a hostile run
-
-
 class Hostile(Late):
     """Lists that are never emptied, calls that fail before or after they log, entries that vanish or are no numbers."""
 
@@ -498,9 +480,8 @@ class Drawn(GRPOTrainer):
     cut = '<tool_call>\n{"name": "move", "arguments": {"direc'
     kinds = (
         NORTH, SOUTH, NORTH + SOUTH, NORTH + NORTH + WRONG, WRONG, UNKNOWN, NORTH + cut, answer("done"), answer(cut),
-        answer(""),
-        answer("<tool_call>\n" + '{"a": [' * 9 + "\n</tool_call>"), call("move", direction={"to": [["x"]]}), "no end",
-        call("move", direction="north " * 300),
+        answer(""), answer("<tool_call>\n" + '{"a": [' * 9 + "\n</tool_call>"), call("move", direction={"to": [["x"]]}),
+        "no end", call("move", direction="north " * 300),
     )  # fmt: skip
 
     def _generate_single_turn(self, prompt_ids, *_, **__):

@@ -242,8 +242,7 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
 
 
 def _slice(rank, folder):
-    """One of two ranks of a Ulysses group: each has half of the packed row; the model is run whole, its output
-    sliced."""
+    """One of two Ulysses ranks, with half of the packed row; the model is run whole, its output sliced."""
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), "2"
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():

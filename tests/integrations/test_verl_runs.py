@@ -61,8 +61,7 @@ def train(start, folder, environment, *changes):
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
         "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
         "actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.rollout.n=3",
-        "actor_rollout_ref.rollout.agent.num_workers=1",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        "actor_rollout_ref.rollout.agent.num_workers=1", "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
         "actor_rollout_ref.rollout.agent.default_agent_loop=turns",
         "reward.num_workers=1", f"reward.custom_reward_function.path={start}/reward.py",
         "algorithm.adv_estimator=bipace", "+algorithm.bipace.action_key_mode=first_n",
@@ -72,14 +71,12 @@ def train(start, folder, environment, *changes):
         f"trainer.default_local_dir={folder}/checkpoints",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "ray_kwargs.ray_init.num_cpus=12", "+ray_kwargs.ray_init.num_gpus=3",
-        "+ray_kwargs.ray_init.include_dashboard=False",
-        "+ray_kwargs.ray_init.object_store_memory=100000000", *changes,
+        "+ray_kwargs.ray_init.include_dashboard=False", "+ray_kwargs.ray_init.object_store_memory=100000000", *changes,
     ]  # fmt: skip
     paths = os.pathsep.join([str(HELPERS), environment["PYTHONPATH"]])
     environment = {
-        **environment, "PYTHONPATH": paths, "VERL_ON_CPU_FOLDER": str(folder),
-        "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
-        "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "VERL_ENGINE_VENDOR": "nvidia",
+        **environment, "PYTHONPATH": paths, "VERL_ON_CPU_FOLDER": str(folder), "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu", "VERL_ENGINE_DEVICE": "cuda", "VERL_ENGINE_VENDOR": "nvidia",
         "RAY_worker_niceness": "0", "VERL_FILE_LOGGER_PATH": f"{folder}/log.jsonl", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     with open(folder / "out.txt", "w") as out:

@@ -36,7 +36,6 @@ def test_trajectory_ids_come_back_where_the_ids_are(device):
 
 @pytest.mark.gpu
 def test_a_layout_on_two_streams():
-    """The stream that did not make the copy waits for it."""
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
     one, other = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(one):

@@ -32,6 +32,14 @@ class NotAvailable:
 NA = NotAvailable()
 
 
+class Folded(str):
+    def __eq__(self, other):
+        return isinstance(other, str) and self.lower() == str(other).lower()
+
+    def __hash__(self):
+        return hash(self.lower())
+
+
 def expected(values):
     seen = {}
     return [seen.setdefault(value, len(seen)) for value in values]
@@ -49,6 +57,8 @@ def test_first_appearance():
     assert codes(("x", b"x", "x", b"x")) == [0, 1, 0, 1]
     assert codes([]) == []
     assert codes([None, "", b"", None, ()]) == [0, 1, 2, 0, 3]
+    assert codes(np.array([b"b", b"a", b"b"])) == codes(np.array(["b", "a", "b"])) == [0, 1, 0]
+    assert codes(np.array(["b", None, 3, "b"], dtype=object)) == [0, 1, 2, 0]
 
 
 def test_python_equality():
@@ -58,6 +68,7 @@ def test_python_equality():
     nan = float("nan")
     assert codes([nan, nan, float("nan")]) == [0, 0, 1]  # dict's rule: the same object, or equal
     assert codes([0.0, -0.0]) == [0, 0]
+    assert codes(["a", Folded("A"), "A"]) == [0, 0, 1]
 
 
 def test_texts_of_every_width():
@@ -69,14 +80,8 @@ def test_texts_of_every_width():
     assert codes([("a\U0001f600")[:1], "a", ("a\u0141")[:1]]) == [0, 0, 0]
 
 
-OBJECTS = (
-    st.text(max_size=3)
-    | st.text(alphabet="ab\xe9\u0141\U0001f600", max_size=4)
-    | st.binary(max_size=3)
-    | st.integers(-3, 3)
-    | st.booleans()
-    | st.none()
-)
+OBJECTS = st.text(max_size=3) | st.text(alphabet="ab\xe9\u0141\U0001f600", max_size=4) | st.binary(max_size=3)
+OBJECTS |= st.integers(-3, 3) | st.booleans() | st.none()
 OBJECTS |= st.floats(-2, 2, width=16) | st.tuples(st.integers(0, 1), st.text(max_size=1))
 
 
@@ -87,17 +92,6 @@ def test_equals_a_dict(values):
     array = np.empty(len(values), dtype=object)
     array[:] = values
     assert number_objects(array).tolist() == expected(values)
-
-
-def test_str_subclasses_follow_their_own_equality():
-    class Loud(str):
-        def __eq__(self, other):
-            return isinstance(other, str) and self.lower() == other.lower()
-
-        def __hash__(self):
-            return hash(self.lower())
-
-    assert codes(["a", Loud("A"), "A"]) == [0, 0, 1]
 
 
 def test_a_list_changed_by_hash_does_no_harm():
@@ -169,12 +163,6 @@ def test_rows_by_their_bytes():
 def test_empty_rows_are_equal(shape):
     for values in (np.zeros(shape), torch.zeros(shape), torch.zeros(shape, dtype=torch.bfloat16)):
         assert codes(values) == [0] * shape[0]
-
-
-def test_text_arrays():
-    assert codes(np.array(["b", "a", "b"])) == [0, 1, 0]
-    assert codes(np.array([b"b", b"a", b"b"])) == [0, 1, 0]
-    assert codes(np.array(["b", None, 3, "b"], dtype=object)) == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -318,14 +306,6 @@ def test_ids(values, want, numeric):
     assert (ids.tolist(), is_numeric) == (want, numeric)
 
 
-def test_uuid_ids():
-    names = [str(uuid.UUID(int=k)) for k in (9, 3, 9, 1)]
-    for values in (names, np.array(names), np.array(names, dtype=object), [uuid.UUID(n) for n in names]):
-        ids, numeric = ids_to_int(values, "group")
-        assert ids.tolist() == [0, 1, 0, 2]
-        assert not numeric
-
-
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
@@ -344,16 +324,8 @@ def test_uuid_ids():
         ([np.timedelta64(1, "h"), np.timedelta64("NaT", "h")], ValueError, r"group\[1\] must be an id, got NaT"),
         (["a", NA], ValueError, r"group\[1\] must be an id, got <"),
         (np.array(["a", ("a", NA)], dtype=object), ValueError, r"group\[1\] must be an id"),
-        (
-            [np.timedelta64(1, "h"), np.timedelta64(1, "m")],
-            TypeError,
-            r"group must hold timedelta64 of one unit, got timedelta64\[h\] and timedelta64\[m\]; convert them to one",
-        ),
-        (
-            np.zeros((2, 1), np.int64),
-            ValueError,
-            r"group must have shape \[N\].* got \[2, 1\]; use group.reshape\(-1\)",
-        ),
+        ([np.timedelta64(1, "h"), np.timedelta64(1, "m")], TypeError, r"of one unit, got timedelta64\[h\] .* convert"),
+        (np.zeros((2, 1), np.int64), ValueError, r"group must have shape \[N\].* got \[2, 1\]; use group.reshape"),
         (torch.tensor(3), ValueError, r"group must have shape \[N\]"),
         ([[1], [2]], TypeError, r"group\[0\] must be hashable, got list"),
     ],
@@ -384,15 +356,11 @@ VALUES = [
     None, "", "a", np.str_("a"), b"a", np.bytes_(b"a"), "null", "[]", "snull", "1", '{"int": "0x1"}',
     "\ud800", "é", "e\u0301", 0, -0.0, False,
     1, 1.0, True, np.int8(1), Colour.RED, np.float32(0.5), 0.5, 0.1, np.float32(0.1), 2**64, float(2**64), 2**64 + 1,
-    -(2**70),
-    10**5000, float("inf"), -float("inf"), NAN, float("nan"), "nan", (), (1,), (1.0,), ((1,),), (1, "a"), ("1", "a"),
-    Point(1, "a"), ("a",),
-    ("a", "b"), ("ab",), ("a", ("b",)), (NAN,), frozenset(), frozenset({1, "a"}), frozenset({"a", True}),
-    frozenset({("a", 1)}),
-    uuid.UUID(int=7), uuid.UUID(int=8), uuid.UUID(int=7).hex, np.array([1, 2]), np.array([1, 2]),
-    np.array([1, 2], np.int32),
-    np.array([[1, 2]]), torch.tensor([1, 2]), torch.tensor([1.0, 2.0]), torch.tensor([1, 2]), np.array([NAN]),
-    np.array([NAN]),
+    -(2**70), 10**5000, float("inf"), -float("inf"), NAN, float("nan"), "nan", (), (1,), (1.0,), ((1,),), (1, "a"),
+    ("1", "a"), Point(1, "a"), ("a",), ("a", "b"), ("ab",), ("a", ("b",)), (NAN,), frozenset(), frozenset({1, "a"}),
+    frozenset({"a", True}), frozenset({("a", 1)}), uuid.UUID(int=7), uuid.UUID(int=8), uuid.UUID(int=7).hex,
+    np.array([1, 2]), np.array([1, 2]), np.array([1, 2], np.int32), np.array([[1, 2]]), torch.tensor([1, 2]),
+    torch.tensor([1.0, 2.0]), torch.tensor([1, 2]), np.array([NAN]), np.array([NAN]),
 ]  # fmt: skip
 
 
@@ -401,14 +369,6 @@ def test_texts_for_other_ranks_are_equal_exactly_where_the_values_are():
     for (a, i, s), (b, j, t) in itertools.combinations(zip(VALUES, codes, texts, strict=True), 2):
         assert (i == j) == (s == t), (a, b)
     assert len(set(texts)) < len(VALUES) - 10
-
-
-class Folded(str):
-    def __eq__(self, other):
-        return self.lower() == str(other).lower()
-
-    def __hash__(self):
-        return hash(self.lower())
 
 
 @pytest.mark.parametrize("value", [object(), Decimal(1), 1j, Plain.RED, Folded("A"), ("a", 1j), np.datetime64(1, "s")])

@@ -36,12 +36,6 @@ def test_other_ids_are_numbered_by_first_appearance():
     assert bk.layout(["10", "9"], ["1", "2"]).order.tolist() == [0, 1]
 
 
-def test_without_steps_the_row_order_is_the_time_order():
-    lay = bk.layout([0, 0, 0], [1, 0, 1])
-    assert lay.order.tolist() == [1, 0, 2]
-    assert lay.time().tolist() == [0, 0, 1]
-
-
 def test_extreme_integer_ids():
     big = 2**63 - 1
     lay = bk.layout(np.array([big, -big - 1, big]), np.array([0, 1, 2]))
@@ -130,14 +124,6 @@ def test_copies_counted_once_point_to_their_first_row():
     assert once.source().tolist() == [0, 1, 1, 2, 0, -1]
     assert once.on("cpu").source is once.source()
     assert lay.source().tolist() == [0, 2, 3, 4, 1, -1], "where copies count, each row has its own record"
-
-
-def test_no_records():
-    lay = bk.layout([], [])
-    there = lay.on("cpu")
-    assert (there.n_records, there.longest_trajectory, there.source.numel()) == (0, 0, 0)
-    padded = bk.layout([0, 0], [0, 0], valid=[False, False])
-    assert padded.on("cpu").source.tolist() == [-1, -1]
 
 
 def test_where_no_backend_computes():

@@ -138,9 +138,8 @@ def main(number: int, seed: int, first: int) -> int:
         status = subprocess.run(command, env={**os.environ, "PYTHONFAULTHANDLER": "1"}).returncode
         if status:
             k = int.from_bytes(Path(place.name).read_bytes(), "little")
-            print(
-                f"fuzz_ops: ended with status {status} in call {k}; again by: fuzz_ops.py 1 {seed} {k}", file=sys.stderr
-            )
+            again = f"again by: fuzz_ops.py 1 {seed} {k}"
+            print(f"fuzz_ops: ended with status {status} in call {k}; {again}", file=sys.stderr)
         return 1 if status else 0
 
 

@@ -13,6 +13,7 @@ from paths import ROOT, copy_tracked, program
 
 resources = benchmarks.module("resources")
 CUDA_CMAKE = ROOT / "cmake/cuda.cmake"
+C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
 
 
 def build_wheel(folder, **environment):
@@ -62,11 +63,8 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     assert {source.replace("bipace_kernels/cli/program", "bipace_cli") for source in program} <= set(names)
     assert not program & set(names)
     sources -= program
-    sources |= {
-        f"bipace_kernels/{p.relative_to(ROOT)}"
-        for form in ("py", "yaml")
-        for p in ROOT.glob(f"integrations/**/*.{form}")
-    }
+    adapters = [*ROOT.glob("integrations/**/*.py"), *ROOT.glob("integrations/**/*.yaml")]
+    sources |= {f"bipace_kernels/{p.relative_to(ROOT)}" for p in adapters}
     sources |= {str(p.relative_to(ROOT)) for p in (ROOT / "bipace_kernels/cli/templates").iterdir()}
     assert sources <= set(names)
     assert wheel.stat().st_size < 5e6
@@ -97,9 +95,6 @@ def needed(wheel, folder):
         assert "RUNPATH" not in dump
         found[path.name.partition(".")[0]] = set(re.findall(r"NEEDED.*\[(.+?)\]", dump))
     return found
-
-
-C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
 
 
 @pytest.mark.slow
@@ -221,7 +216,6 @@ print(bk.__file__)
 
 @pytest.mark.slow
 def test_the_program_of_the_wheel(wheel, tmp_path):
-    """`bipace info` and the benchmarks from the wheel's files, away from the checkout."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
 

@@ -17,15 +17,13 @@ import bipace_kernels as bk
 IDS = {"group": None, "trajectory": None, "step": None}
 
 pytestmark = pytest.mark.usefixtures("stand_ins")
+PARSED = np.arange(N) % 3 > 0
 
 
 def both(config, **arguments):
     """The result on the CPU, and that with deferred checks."""
     given = BATCH.arguments(**arguments)
     return bk.advantage(config=config, backend="cpu", **given), bk.advantage(config=config, backend="triton", **given)
-
-
-PARSED = np.arange(N) % 3 > 0
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
@@ -133,9 +131,9 @@ def test_what_contradicts_itself_is_an_error_in_both_modes():
     doubled.rewards[N:] += 1
     episode = BATCH.trajectory.astype(float)
     episode[2] += 1
-    for mode in ("raise", "singleton"):
+    for mode, duplicates in (("raise", "once"), ("singleton", "once"), ("raise", "count")):
         for row, given in ((3, doubled.arguments()), (2, BATCH.arguments(episode_return=episode))):
-            config = replace(CONFIGS["gigpo"], duplicates="once", on_invalid=mode)
+            config = replace(CONFIGS["gigpo"], duplicates=duplicates, on_invalid=mode)
             with pytest.raises(ValueError, match=r"must agree|one value per trajectory") as want:
                 bk.advantage(config=config, backend="cpu", **given)
             result = bk.advantage(config=config, backend="triton", **given)

@@ -83,11 +83,10 @@ def test_agrees_with_the_reference(name, kind, device):
 
 
 FAST = {(name, "count" if name == "bipace" else "once") for name in DIFFERENT}
+COPIES = [c if c in FAST else slow(*c) for c in itertools.product(CONFIGS, ("once", "count"))]
 
 
-@pytest.mark.parametrize(
-    ("name", "duplicates"), [c if c in FAST else slow(*c) for c in itertools.product(CONFIGS, ("once", "count"))]
-)
+@pytest.mark.parametrize(("name", "duplicates"), COPIES)
 def test_any_row_order_padding_and_copies(name, duplicates, device):
     rng = np.random.default_rng(1)
     doubled = BATCH.take(np.concatenate((np.arange(N), [0, 5, 5, N - 1])))
@@ -466,7 +465,6 @@ def discounted(records):
 
 
 def test_a_function_gets_tensors_of_the_device(device):
-    """Without the records that are set aside."""
     config = bk.Config(estimator=discounted, on_invalid="singleton", partition="exact")
     given = BATCH.arguments(rewards=bad_values("spoilt")["rewards"], observation=np.arange(N) % 4, fingerprint=None)
     want = bk.advantage(config=config, backend="cpu", **given)

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 from bad_inputs import BAD, BATCH, KINDS, N, bad_values
-from batches import CONFIGS, OUTPUTS, assert_same, make_batch
+from batches import CONFIGS, OUTPUTS, assert_same
 from hypothesis import given
 from hypothesis import strategies as st
 from lying import LyingList
 
 import bipace_kernels as bk
 from bipace_kernels.inputs import checks
+from bipace_kernels.support import warnings as _warnings
 
 FLOATS = OUTPUTS[:4]
+COLUMNS = set(BAD) - {"config", "backend", "check", "num_threads", "layout"}
 
 
 def run(config=None, **changes):
@@ -33,7 +35,7 @@ def test_bad_argument(name, value, error, words):
         run(**{name: value})
 
 
-def test_missing_observation():
+def test_missing_and_unordered_observations():
     for name in ("gigpo", "hgpo", "bipace_similar"):
         with pytest.raises(ValueError, match="observation is missing"):
             run(CONFIGS[name], observation=None)
@@ -41,11 +43,7 @@ def test_missing_observation():
         run(CONFIGS["bipace_similar"], observation=list(range(N)))
     with pytest.raises(TypeError, match="observation"):
         run(CONFIGS["gigpo"], observation=[["un", "hashable"]] * N)
-
-
-def test_an_unordered_observation_is_refused():
-    """The order of a set differs from process to process."""
-    for name in ("gigpo", "bipace_similar"):
+    for name in ("gigpo", "bipace_similar"):  # the order of a set differs from process to process
         for value in ({str(i) for i in range(N)}, {str(i): i for i in range(N)}):
             with pytest.raises(TypeError, match="observation must be a list or array with"):
                 run(CONFIGS[name], observation=value)
@@ -83,16 +81,7 @@ def test_a_history_longer_than_any_rollout_is_the_longest_one(name, backend):
     assert torch.equal(huge.cluster, enough.cluster)
 
 
-def test_more_threads_than_cores_are_no_use_and_no_harm():
-    batch = make_batch(1, groups=400, trajectories=2, longest=3)
-    want = bk.advantage(config=CONFIGS["bipace"], num_threads=1, **batch.arguments())
-    for threads in (10**9, np.int64(5)):
-        got = bk.advantage(config=CONFIGS["bipace"], num_threads=threads, **batch.arguments())
-        assert torch.equal(got.advantage, want.advantage)
-
-
 def test_a_bad_copy_of_a_step_spoils_its_trajectory(backend):
-    """NaN in one copy, counted or not: the trajectory is set aside, the run continues."""
     arguments = {"group": [0] * 5, "trajectory": [0, 0, 0, 1, 1], "step": [0, 0, 1, 0, 1], "observation": list("aabab")}
     for rewards in ([math.nan, 1, 0, 1, 0], [1, math.nan, 0, 1, 0], [math.nan, math.nan, 0, 1, 0]):
         for duplicates in ("once", "count"):
@@ -127,6 +116,8 @@ def test_to_tokens_refuses():
         bk.to_tokens([1.0], [1, 1])
     with pytest.raises(ValueError, match="0 and 1 only"):
         bk.to_tokens([1.0], [[0.5]])
+    with pytest.raises(TypeError, match="pass its `advantage`"):
+        bk.to_tokens(bk.advantage([0, 0], [0, 1], [1.0, 0.0], config=bk.Config.grpo()), torch.ones(2, 3))
 
 
 def test_ids_on_a_gpu_are_refused_with_the_cure():
@@ -187,14 +178,6 @@ def test_layout_and_valid():
         run(layout=lay, valid=~valid, **ids)
     with pytest.raises(ValueError, match="rewards must have one entry per row"):
         run(layout=lay, **{**ids, "rewards": BATCH.rewards[:-1]})
-
-
-def test_duplicate_rewards_must_agree():
-    batch = BATCH.take([0, 0, 1])
-    batch.rewards = np.array([0.0, 1.0, 0.0])
-    for duplicates in ("once", "count"):
-        with pytest.raises(ValueError, match=r"rewards of one step must agree, but rows 0 and 1"):
-            bk.advantage(config=replace(CONFIGS["gigpo"], duplicates=duplicates), **batch.arguments())
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
@@ -279,16 +262,6 @@ def test_every_container_and_dtype_gives_the_same(backend):
     assert torch.equal(run(rewards=read_only).returns, want.returns)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_fingerprint_strides_and_dtypes(dtype, backend):
-    x = torch.from_numpy(BATCH.fingerprint).to(dtype)
-    want = run(fingerprint=x, backend=backend)
-    padded = torch.full((N, x.shape[1] + 5), float("nan"), dtype=dtype)
-    padded[:, 3:-2] = x
-    for view in (x.t().contiguous().t(), padded[:, 3:-2], x.repeat_interleave(2, dim=1)[:, ::2], x.repeat(1, 1)[:N]):
-        assert torch.equal(run(fingerprint=view, backend=backend).cluster, want.cluster)
-
-
 def test_lists_count_as_what_they_hold(backend):
     """Whatever their len() says: it would be the size of what native code writes."""
     given = {"group": BATCH.group, "trajectory": BATCH.trajectory, "rewards": BATCH.rewards, "step": BATCH.step}
@@ -340,9 +313,6 @@ ARRAYS = [np.zeros((3, 3)), np.zeros(4, complex), torch.zeros(3, 2), np.array(["
 ANYTHING = st.none() | st.integers(-3, 3) | st.text(max_size=3) | st.lists(ENTRY, max_size=6) | st.sampled_from(ARRAYS)
 
 
-COLUMNS = set(BAD) - {"config", "backend", "check", "num_threads", "layout"}
-
-
 @given(
     arguments=st.fixed_dictionaries({}, optional=dict.fromkeys(COLUMNS, ANYTHING)),
     name=st.sampled_from(list(CONFIGS)),
@@ -371,17 +341,11 @@ def test_a_likely_mistake_gets_its_cure(arguments, cure):
         bk.advantage([0, 0, 0, 0], [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], **arguments)
 
 
-def test_a_result_is_no_tensor():
-    result = bk.advantage([0, 0], [0, 1], [1.0, 0.0], config=bk.Config.grpo())
-    with pytest.raises(TypeError, match="pass its `advantage`"):
-        bk.to_tokens(result, torch.ones(2, 3))
-
-
 def test_the_package_lists_its_public_names_only():
     assert dir(bk) == sorted(bk.__all__)
 
 
-def test_texts_as_trajectory_ids_are_warned_of_once():
+def test_texts_as_trajectory_ids_are_warned_of_once(monkeypatch):
     rows = {"rewards": [0.0, 1.0, 0.0, 1.0], "group": [0] * 4, "step": [0] * 4}
     columns = {"fingerprint": EYE, **rows}
     with warnings.catch_warnings():
@@ -393,6 +357,11 @@ def test_texts_as_trajectory_ids_are_warned_of_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bk.advantage(trajectory=list("dbca"), config=bk.Config.bigpo(), **columns)
+        bk.cluster(EYE, list("aabb"))  # trajectories are not given: rows stay in their order
+    monkeypatch.setattr(_warnings, "_given", set())
+    with pytest.warns(RuntimeWarning, match="Integer ids avoid this") as given:
+        bk.cluster(EYE, [0] * 4, trajectory=list("dbca"))
+    assert given[0].filename == __file__
 
 
 def test_a_fingerprint_that_nothing_reads_is_warned_of_once(recwarn):
@@ -417,14 +386,6 @@ def test_a_batch_without_a_recognized_action_is_warned_of_at_the_call():
         bk.advantage(action_key=keys, action_parsed=parsed, **columns)
 
 
-def test_masked_arrays_in_a_list_of_fingerprints_are_refused():
-    rows = [np.array([1.0, 2.0]), np.ma.masked_array([1.0, 2.0], mask=[False, True])]
-    with pytest.raises(TypeError, match="fingerprint must not be a masked array"):
-        bk.cluster(rows, [0, 0], epsilon=0.1)
-    rows[1] = np.ma.masked_array([1.0, 2.0], mask=False)  # nothing is masked
-    assert bk.cluster(rows, [0, 0], epsilon=0.1).tolist() == [0, 0]
-
-
 def test_unaligned_arrays_are_copied():
     """As a field of packed records is, or a view into the bytes of a file: native code loads whole numbers."""
     records = np.zeros(4, np.dtype([("kind", "u1"), ("reward", "f8"), ("ids", "i4", 3)]))
@@ -436,21 +397,17 @@ def test_unaligned_arrays_are_copied():
         assert tensor.tolist() == array.tolist()
 
 
-def test_a_masked_array_among_observations_is_refused():
+def test_masked_arrays_in_lists_are_refused():
+    rows = [np.array([1.0, 2.0]), np.ma.masked_array([1.0, 2.0], mask=[False, True])]
+    with pytest.raises(TypeError, match="fingerprint must not be a masked array"):
+        bk.cluster(rows, [0, 0], epsilon=0.1)
+    rows[1] = np.ma.masked_array([1.0, 2.0], mask=False)  # nothing is masked
+    assert bk.cluster(rows, [0, 0], epsilon=0.1).tolist() == [0, 0]
     images = [np.array([1, 2]), np.ma.masked_array([1, 2], mask=[False, True])]
     with pytest.raises(TypeError, match=r"observation\[1\] must not be a masked array"):
         bk.advantage([0, 0], [0, 1], [0.0, 1.0], observation=images, config=bk.Config.gigpo())
     images[1] = np.ma.masked_array([1, 2], mask=False)  # nothing is masked
     bk.advantage([0, 0], [0, 1], [0.0, 1.0], observation=images, config=bk.Config.gigpo())
-
-
-def test_cluster_warns_of_texts_as_trajectory_ids_too():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        bk.cluster(EYE, list("aabb"))  # trajectories are not given: rows stay in their order
-    with pytest.warns(RuntimeWarning, match="Integer ids avoid this") as given:
-        bk.cluster(EYE, [0] * 4, trajectory=list("dbca"))
-    assert given[0].filename == __file__
 
 
 def test_an_unknown_argument_or_field_of_a_preset_suggests_one():

@@ -13,14 +13,8 @@ import bipace_kernels as bk
 OLD = Path(__file__).with_name("pickles_0.pickle")
 #: Defaults of that version, which its pickles keep; and without the terms that the kernel had not yet.
 EARLIER = {"kernel_width": 0.5, "kernel_time": 8.0, "kernel_noise": 2.0, "kernel_same": 0.3, "action_noise": 0.3}
-FIRST_FORM = {
-    **EARLIER,
-    "gae_lambda": 0.5,
-    "kernel_time": None,
-    "luck_noise": 0.0,
-    "kernel_directions": None,
-    "kernel_inside": 0.0,
-}
+FIRST_FORM = {**EARLIER, "gae_lambda": 0.5, "kernel_time": None, "kernel_directions": None}
+FIRST_FORM |= {"luck_noise": 0.0, "kernel_inside": 0.0}
 
 
 def test_configurations_layouts_and_memories_of_an_earlier_version_load():

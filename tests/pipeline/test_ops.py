@@ -22,6 +22,7 @@ from bipace_kernels.support import handles
 COMPILED = [name for name in CONFIGS if name != "bipace_similar"]  # texts are no tensors
 BATCH = make_batch(0)
 NEW = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+PLACES = [(op.name, name) for op in _ops.OPS.values() for name in op.types if name in {**_ops.OFFSETS, **_ops.PLACES}]
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +151,6 @@ def test_a_gradient_stops_here():
 
 
 def test_a_whole_loss_compiles(device):
-    """With the defaults of advantage(), over the tokens, and back to the caller's own gradients."""
     lay, given = layout_of(BATCH), given_of(BATCH, device, observation=None)
     mask = torch.ones(BATCH.n, 3, dtype=torch.bool, device=device)
     log_probability = torch.zeros(BATCH.n, 3, device=device, requires_grad=True)
@@ -221,12 +221,7 @@ WRONG = [
     ("cluster_cosine", {"epsilon": lambda t: math.nan}, ValueError, r"epsilon must be 0 or in \[1e-4, 1\], got nan"),
     ("cluster_sweep", {"epsilons": lambda t: [0.1, -1.0]}, ValueError, r"epsilons must be 0 or in .* got -1\.0"),
     ("cluster_cosine", {"order": lambda t: None}, TypeError, "order is missing; pass a tensor"),
-    (
-        "cluster_cosine",
-        {"group_offsets": lambda t: t[:0], "n_groups": lambda t: -1},
-        ValueError,
-        "must hold at least one",
-    ),
+    ("cluster_cosine", {"group_offsets": lambda t: t[:0], "n_groups": lambda t: -1}, ValueError, "hold at least one"),
     ("discounted_returns", {"gamma": lambda t: 1.5}, ValueError, r"gamma must be in \[0, 1\], got 1\.5"),
     ("hash_token_ids", {"n": lambda t: 0}, ValueError, r"n must be in \[1, \d+\], got 0"),
     ("hash_token_ids", {"mode": lambda t: "text"}, ValueError, "table_offsets and table_bytes must be given"),
@@ -247,9 +242,6 @@ def test_ops_refuse_what_kernels_would_misread(name, changes, error, words):
     op(**given)
     with pytest.raises(error, match=words):
         op(**given | {k: change(given.get(k)) for k, change in changes.items()})
-
-
-PLACES = [(op.name, name) for op in _ops.OPS.values() for name in op.types if name in {**_ops.OFFSETS, **_ops.PLACES}]
 
 
 @pytest.mark.parametrize(("name", "argument"), PLACES)
@@ -280,12 +272,8 @@ def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
 
 def test_all_other_integers_are_compared_only():
     """A new argument that native code follows needs a row in OFFSETS or PLACES."""
-    integers = {
-        (op.name, name)
-        for op in _ops.OPS.values()
-        for name in op.types
-        if _ops.TENSORS.get(name, ("", None))[1] == torch.int64
-    }
+    names = [(op.name, name) for op in _ops.OPS.values() for name in op.types]
+    integers = {each for each in names if _ops.TENSORS.get(each[1], ("", None))[1] == torch.int64}
     assert integers - set(PLACES) == {
         ("discounted_returns", "step"), ("gae_advantage", "step"), ("step_advantage", "action_key"),
     }  # fmt: skip

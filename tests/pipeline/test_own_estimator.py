@@ -45,7 +45,6 @@ def own(name, function=mean):
 @pytest.mark.parametrize("name", ["bipace", "bipace_exact", "bipace_similar"])
 @pytest.mark.parametrize("duplicates", ["once", "count"])
 def test_a_function_equals_the_estimator_that_it_writes_out(name, duplicates, backend):
-    """Whatever the rows: shuffled, padded, copies of steps, bad values."""
     rng = np.random.default_rng(3)
     batch = BATCH.take(rng.permutation(np.concatenate((np.arange(N), [0, 5, N - 1]))))
     batch.rewards[7], batch.fingerprint[3] = np.nan, np.nan
@@ -119,7 +118,6 @@ def test_no_partition_is_needed():
 
 @pytest.mark.parametrize("change", [{}, {"gae_lambda": 1.0, "step_norm": "none"}, {"on_invalid": "singleton"}])
 def test_gae_over_a_function_s_values_is_gae_over_the_same_values(change, backend):
-    """With rollouts that were cut off, and with rows that are set aside."""
     batch = BATCH.take(np.random.default_rng(2).permutation(N))
     if "on_invalid" in change:
         batch.rewards[batch.trajectory == batch.trajectory[0]] = np.nan
@@ -176,11 +174,7 @@ BAD_RETURNS = [
     (lambda r: r.returns.numpy(), TypeError, r"must return a tensor \[M\] like records.returns, got ndarray"),
     (lambda r: r.returns[1:], ValueError, r"must return float values of shape"),
     (lambda r: r.cluster, ValueError, r"must return float values of shape .*got torch.int64"),
-    (
-        lambda r: r.returns / 0,
-        ValueError,
-        r"must return values that are finite in float32, got (nan|inf) for record \d+ and \d+ such values",
-    ),
+    (lambda r: r.returns / 0, ValueError, r"finite in float32, got (nan|inf) for record \d+ and \d+ such values"),
     (lambda r: torch.full_like(r.returns, 1e300, dtype=torch.float64), ValueError, r"finite in float32, got 1e\+300"),
 ]
 

@@ -49,7 +49,6 @@ def undecided(seed, groups, dim, epsilon):
 
 @pytest.mark.slow
 def test_the_same_bits_a_thousand_times():
-    """Every output and every metric of rows on the threshold, 1 to 8 threads at each of the 16 offsets."""
     config = bk.Config.bipace(0.2)
     fingerprint, group = undecided(1, 60, 67, config.epsilon)
     rng, n = np.random.default_rng(2), len(group)
@@ -176,18 +175,6 @@ def child():
             os._exit(status)
     return pid
 """
-
-
-@needs_fork
-def test_forked_child_gives_the_same_bits():
-    code = """
-for _ in range(10):
-    status = os.waitpid(child(), 0)[1]
-    assert status == 0, f"wait status {status}: the child hung (14), differs (768) or has no threads of its own (512)"
-    assert bits(4) == want
-print("fine")
-"""
-    assert python(PROLOGUE + code, timeout=120) == "fine"
 
 
 EVERY_FUNCTION = """

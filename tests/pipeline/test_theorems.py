@@ -89,10 +89,8 @@ def test_shuffled_rows_change_only_the_row_order(name, backend):
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_order_keeping_relabelling_changes_nothing(name, backend):
     batch = make_batch(5)
-    ids = {
-        "group": [f"group-{'abcdefgh'[g]}" for g in batch.group],
-        "trajectory": [f"00000000-0000-{t:012d}" for t in batch.trajectory],
-    }
+    groups, trajectories = ([f"{'abcdefgh'[g]}" for g in batch.group], [f"0000-{t:012d}" for t in batch.trajectory])
+    ids = {"group": groups, "trajectory": trajectories}
     other = run(batch, CONFIGS[name], backend, **ids, action_key=batch.action_key * 7 + 1)
     assert_same(other, run(batch, CONFIGS[name], backend))
 

@@ -20,6 +20,8 @@ values = stage("values")
 
 ESTIMATORS = [("mean", "none"), ("mean", "std"), ("diff_peer", "none"), ("q_style", "none")]
 DELTA = 1e-6
+# Both ways through the records of a cluster: long groups are sorted first; how long the longest is, the caller says.
+BOTH_WAYS = pytest.mark.parametrize("longest", [0, values.SORT_FROM + 1], ids=["by group", "sorted"])
 
 
 def dense(labels):
@@ -46,19 +48,14 @@ def step_advantage(device, longest, lay, r, labels, keys, estimator, norm="none"
         )  # fmt: skip
 
 
-# Both ways through the records of a cluster: long groups are sorted first; how long the longest is, the caller says.
-BOTH_WAYS = pytest.mark.parametrize("longest", [0, values.SORT_FROM + 1], ids=["by group", "sorted"])
-
-
 @BOTH_WAYS
 @pytest.mark.parametrize(("estimator", "norm"), ESTIMATORS)
 @pytest.mark.parametrize("seed", [0, *map(slow, (1, 2))])
 def test_equals_the_reference_in_every_bit(device, longest, seed, estimator, norm):
     lay = ragged(seed, groups=4)
     r, labels, keys = records(seed, lay)
-    wanted = reference.step_advantage(
-        r, labels, keys, lay.group_offsets, estimator=estimator, step_norm=norm, delta=DELTA
-    )
+    rule = {"estimator": estimator, "step_norm": norm, "delta": DELTA}
+    wanted = reference.step_advantage(r, labels, keys, lay.group_offsets, **rule)
     got = step_advantage(device, longest, lay, r, labels, keys, estimator, norm)
     assert same_bits(got[0], wanted[0])
     assert same_bits(got[1], wanted[1])
@@ -89,9 +86,8 @@ def test_records_set_aside_change_nothing_for_the_others(device, longest, estima
     r[aside] = torch.tensor([math.nan, math.inf, -math.inf, 3e38])[torch.arange(int(aside.sum())) % 4]
     marked = dense(torch.where(aside, -1, labels))
     got = step_advantage(device, longest, lay, r, marked, keys, estimator, norm)
-    alone = step_advantage(
-        device, longest, lay.restrict(~aside), r[~aside], dense(labels[~aside]), keys[~aside], estimator, norm
-    )
+    left = (lay.restrict(~aside), r[~aside], dense(labels[~aside]), keys[~aside])
+    alone = step_advantage(device, longest, *left, estimator, norm)
     for whole, rest, absent in zip(got, alone, (0.0, int(Branch.SINGLETON)), strict=True):
         assert same_bits(whole.cpu()[~aside], rest)
         assert bool((whole.cpu()[aside] == absent).all())
@@ -103,9 +99,8 @@ def test_magnitudes_far_apart(device, longest, estimator):
     lay = from_lengths([6], [1])
     r = torch.tensor([1e37, 1.0, -1e37, 2.0, 1e-30, 3.0])
     labels, keys = torch.zeros(6, dtype=torch.int64), torch.tensor([0, 1, 0, 1, 2, 2])
-    wanted = reference.step_advantage(
-        r, labels, keys, lay.group_offsets, estimator=estimator, step_norm="none", delta=DELTA
-    )
+    rule = {"estimator": estimator, "step_norm": "none", "delta": DELTA}
+    wanted = reference.step_advantage(r, labels, keys, lay.group_offsets, **rule)
     assert same_bits(step_advantage(device, longest, lay, r, labels, keys, estimator)[0], wanted[0])
 
 
@@ -118,16 +113,6 @@ def test_singletons_and_everything_set_aside(device, longest):
             step, branch = step_advantage(device, longest, lay, r, labels, keys, estimator, norm)
             assert not step.any()
             assert not branch.any()
-
-
-def test_nothing(device):
-    none, whole = torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device)
-    offsets = torch.zeros(1, dtype=torch.int64, device=device)
-    sizes = {"n_groups": 0, "longest_group": 0, "step_norm": "none", "delta": DELTA}
-    step, branch = values.step_advantage(none, whole, None, offsets, estimator="mean", **sizes)
-    assert step.shape == branch.shape == (0,)
-    out = values.hgpo_advantage(none, whole.view(2, 0), none, offsets, alpha=1.0, base_group=True, **sizes)
-    assert [x.shape for x in out] == [(0,)] * 3
 
 
 def hgpo(device, longest, lay, r, depths, episode, **options):
