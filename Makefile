@@ -118,7 +118,7 @@ oldest-triton: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTHON) -c "import triton; assert triton.__version__ == '$(OLDEST_TRITON)', triton.__version__"
 	PYTHONPATH=$(OLDEST) $(PYTHON) -m pytest tests/backends/test_triton_compile.py -n 2 -q
 	PYTHONPATH=$(OLDEST) TRITON_INTERPRET=1 $(PYTHON) -m pytest -o python_files='test_device_*.py' -m "not slow" \
-	  --benchmark-disable -n 2 -q -W ignore::DeprecationWarning $(NOT_KERNELS)
+	  -n 2 -q -W ignore::DeprecationWarning $(NOT_KERNELS)
 
 $(OLDEST)/.installed: $(VENV)/.tested
 	$(VENV)/bin/python -m pip install -q --no-deps --upgrade --target $(OLDEST) triton==$(OLDEST_TRITON) "numpy<2.4"

@@ -52,7 +52,7 @@ class Part:
         if self.make:
             return [os.environ.get("MAKE", "make"), *self.make.split()]
         spread = ["-n", str(workers), "--dist", "loadfile"] if workers > 1 else []
-        return [python, "-m", "pytest", "-q", "--benchmark-disable", *self.pytest, *spread, *more]
+        return [python, "-m", "pytest", "-q", *self.pytest, *spread, *more]
 
 
 def pytest(name: str, *arguments: str, **environment: str) -> Part:

@@ -48,7 +48,7 @@ def test_n_beyond_the_row_hashes_what_there_is(backend, n):
     assert keys_of([[5, -7, 1 << 40]], mode="first_n", n=n, backend=backend) == ([-6511843743981271603], [False])
 
 
-def test_tags(backend):
+def test_tags_and_lone_surrogates(backend):
     cases = {
         "<action>a</action><action>b</action>": b"a",
         "<action><action>a</action></action>": b"<action>a",
@@ -66,6 +66,8 @@ def test_tags(backend):
     assert keys_of(list(cases), backend=backend) == (want, [True] * len(cases))
     rows = [spelt(text) for text in cases]
     assert keys_of(rows, token_bytes=TABLE, backend=backend) == (want, [True] * len(cases))
+    text = "<action>\ud83d Go</action>"
+    assert keys_of([text], backend=backend) == ([key(b"\xed\xa0\xbd go", 2)], [True])
 
 
 def test_no_match_falls_back_to_the_first_n_key(backend):
@@ -92,9 +94,6 @@ def test_tokens_of_any_length(backend):
         [key(long + b"a", 2), key(b"", 2), key(b"b", 2), key(struct.pack("<2q", 256, 256), 1)],
         [True, True, True, False],
     )
-
-
-def test_tokens_about_the_size_of_the_quick_copy(backend):
     parts = [bytes(range(0x61, 0x61 + length)) for length in range(20)]
     table = table_of(parts)
     rows = [[v, v, w] for v in range(20) for w in range(20)]
@@ -294,11 +293,6 @@ def test_special_tokens_inside_an_action_leave_no_trace():
     spread = [v for token in ids for v in (token, end)]
     table = bk.token_bytes(tokenizer)
     assert keys_of([spread], token_bytes=table) == keys_of(["<action>go east</action>"])
-
-
-def test_lone_surrogates_have_keys(backend):
-    text = "<action>\ud83d Go</action>"
-    assert keys_of([text], backend=backend) == ([key(b"\xed\xa0\xbd go", 2)], [True])
 
 
 def test_strings_keep_no_utf8_copy():

@@ -30,13 +30,16 @@ def tokenizer(request):
     return trained_tokenizers.all_tokenizers()[request.param]
 
 
-def test_table_joins_to_what_decode_gives(tokenizer):
+def test_table_joins_to_what_decode_gives_and_holds_every_byte(tokenizer):
     table = bk.token_bytes(tokenizer)
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         got = table_bytes(table, ids).decode()
         want = tokenizer.decode(ids)
         assert got == want or got == " " + want, text
+    table = bk.token_bytes(tokenizer)
+    singles = {table_bytes(table, [v]) for v in range(table.vocabulary_size)}
+    assert {bytes([b]) for b in range(256)} <= singles
 
 
 def test_random_ids_join_to_what_decode_gives(tokenizer):
@@ -54,27 +57,23 @@ def test_random_ids_join_to_what_decode_gives(tokenizer):
     assert compared > 20
 
 
-def test_every_byte_has_a_token(tokenizer):
-    table = bk.token_bytes(tokenizer)
-    singles = {table_bytes(table, [v]) for v in range(table.vocabulary_size)}
-    assert {bytes([b]) for b in range(256)} <= singles
-
-
-def test_special_tokens_have_no_bytes_and_added_ones_are_text():
+def test_special_unused_and_added_tokens():
     tokenizer = trained_tokenizers.byte_level()
     table = bk.token_bytes(tokenizer)
     for special in trained_tokenizers.SPECIAL:
         assert table_bytes(table, [tokenizer.token_to_id(special)]) == b""
     for added in ("<｜tool｜>", "two words"):
         assert table_bytes(table, [tokenizer.token_to_id(added)]) == added.encode()
-
-
-def test_unused_ids_have_no_bytes():
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 5}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     table = bk.token_bytes(tokenizer)
     assert table.vocabulary_size == 6
     assert table_bytes(table, [0, 1, 2, 3, 4, 5]) == b"ab"
+    # "é" is the byte-level letter of byte 0xE9, and decode reads it so even in an added token: the table must agree.
+    tokenizer = Tokenizer.from_str(trained_tokenizers.byte_level().to_str())
+    tokenizer.add_tokens([AddedToken("é", normalized=False)])
+    table = bk.token_bytes(tokenizer)
+    assert table_bytes(table, [tokenizer.token_to_id("é")]) == b"\xe9"
 
 
 def test_metaspace_decoder():
@@ -155,14 +154,6 @@ def test_added_tokens_of_a_large_vocabulary_are_all_checked():
     with pytest.raises(ValueError, match="<call>!"):
         bk.token_bytes(WrongOnce())
     assert 10_000 < len(checked) < 40_000  # a sample
-
-
-def test_added_token_of_byte_alphabet_letters_follows_decode():
-    # "é" is the byte-level letter of byte 0xE9, and decode reads it so even in an added token: the table must agree.
-    tokenizer = Tokenizer.from_str(trained_tokenizers.byte_level().to_str())
-    tokenizer.add_tokens([AddedToken("é", normalized=False)])
-    table = bk.token_bytes(tokenizer)
-    assert table_bytes(table, [tokenizer.token_to_id("é")]) == b"\xe9"
 
 
 @pytest.mark.parametrize(

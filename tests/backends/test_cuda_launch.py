@@ -32,22 +32,16 @@ def launch_one(tmp_path_factory):
     return lambda device, shared=0, stream=7: function(device, shared, stream).decode()
 
 
-def test_the_runtime_is_set_to_the_gpu_that_was_asked_for(launch_one):
+def test_the_runtime_is_set_to_the_gpu_and_shared_memory_allowed_on_each(launch_one):
     assert launch_one(0) == "launch on 0, stream 7; "
     assert launch_one(2, stream=9) == "set 2; launch on 2, stream 9; "
     assert launch_one(2) == "launch on 2, stream 7; "
     assert launch_one(0) == "set 0; launch on 0, stream 7; "
-
-
-def test_shared_memory_is_allowed_on_each_gpu(launch_one):
     assert launch_one(0, 60000) == "allow 60000 on 0; launch on 0, stream 7; "
     assert launch_one(1, 60000) == "set 1; allow 60000 on 1; launch on 1, stream 7; "
     assert launch_one(0, 60000) == "set 0; launch on 0, stream 7; "
     assert launch_one(1, 50000) == "set 1; launch on 1, stream 7; "
     assert launch_one(0) == "set 0; launch on 0, stream 7; "
-
-
-def test_a_gpu_that_is_not_there_is_an_error_of_the_launch(launch_one):
     told = launch_one(8)
     assert told.startswith("set 8; CUDA kernel one of 2 × 1 blocks of 32 threads, 0 bytes of shared memory")
     assert told.endswith("words (cudaErrorInvalidDevice)")

@@ -31,15 +31,12 @@ WAITED = [
 ]
 
 
-def test_a_prefetch_that_is_waited_for_is_named():
+def test_a_prefetch_that_is_waited_for_is_named_and_others_are_fine():
     loop, turn = sass.decision_loop(kernel(*WAITED))
     assert loop.head == 0x10 and len(turn.instructions) == 5
     assert turn.waited == ["0010 @!P1 LDG.E R2, desc[UR4][R8.64], waited for 3 instructions later by 0040 MOV R6, R2"]
     # The load of one turn is issued a cycle before the square root, and waited for.
     assert turn.cycles == sass.LATENCY["LDG"] + 1 + 5 and turn.no_memory == 1 + 1 + 5 + 1 + 5
-
-
-def test_a_load_that_nothing_waits_for_is_fine():
     free = [text for text in WAITED if "MOV R6" not in text]
     free[-1] = line(0x40, "@P0 BRA 0x10", stall=5)
     _, turn = sass.decision_loop(kernel(*free))

@@ -98,7 +98,7 @@ def test_a_launch_passes_the_struct_by_value_on_torchs_stream(cupy):
     assert function.allowed == []
 
 
-def test_a_source_is_compiled_once_by_the_flags_of_the_build_and_kept(cupy):
+def test_a_source_is_compiled_once_by_the_flags_of_the_build_and_kept(cupy, monkeypatch):
     launch(provider := _cupy.CuPy())
     launch(provider)
     launch(_cupy.CuPy())
@@ -111,23 +111,17 @@ def test_a_source_is_compiled_once_by_the_flags_of_the_build_and_kept(cupy):
     with open(function.path, "rb") as file:
         assert file.read() == b"machine code of values.cu"
     assert cupy.launched[1][-1] is function
-
-
-def test_a_changed_header_compiles_anew(cupy, monkeypatch):
     launch(_cupy.CuPy())
     monkeypatch.setattr(_cupy, "_texts", lambda: ("another",))
     launch(_cupy.CuPy())
     assert len(cupy.cuda.nvrtc.compiled) == 2
 
 
-def test_shared_memory_beyond_48_kib_is_asked_for_once(cupy):
+def test_shared_memory_is_asked_for_once_up_to_what_the_gpu_says(cupy):
     provider = _cupy.CuPy()
     for shared in (49152, 60000, 50000, 60000, 70000):
         launch(provider, shared)
     assert cupy.launched[0][-1].allowed == [60000, 70000]
-
-
-def test_what_a_block_may_ask_for_is_what_the_gpu_says(cupy):
     gpu = {"MaxSharedMemoryPerBlock": 49152, "MaxSharedMemoryPerBlockOptin": 232448}
     cupy.cuda.Device = lambda index: SimpleNamespace(attributes={3: gpu}[index])
     assert _cupy.CuPy().shared_memory(3) == 232448

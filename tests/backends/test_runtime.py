@@ -51,13 +51,6 @@ def test_mypy_sees_every_module_of_the_table():
         assert checked and f"{package}_{stage}" in re.findall(r"\w+", checked[1]), (package, stage)
 
 
-def test_cuda_needs_triton_for_the_other_stages(monkeypatch):
-    monkeypatch.setattr(cuda_loader, "reason", lambda: "")
-    monkeypatch.setattr(triton_loader, "reason", lambda: "Triton is not installed: no module")
-    status = bk.backends()["cuda"]
-    assert not status.available and "Triton runs all stages except clusters, values, action_keys" in status.reason
-
-
 def test_what_auto_takes(monkeypatch):
     """CUDA tensors: cuda if it is there, else triton; CPU tensors: cpu, else reference."""
     monkeypatch.setattr(triton_loader, "reason", lambda: "")
@@ -112,6 +105,10 @@ def test_no_backend_for_a_gpu_says_why_and_what_to_do(monkeypatch):
         dispatch.choose("auto", CUDA)
     with pytest.raises(bk.BackendError, match=r"backend='triton' cannot run here: Triton 2\.0"):
         dispatch.choose("triton", CUDA)
+    monkeypatch.setattr(cuda_loader, "reason", lambda: "")
+    monkeypatch.setattr(triton_loader, "reason", lambda: "Triton is not installed: no module")
+    status = bk.backends()["cuda"]
+    assert not status.available and "Triton runs all stages except clusters, values, action_keys" in status.reason
 
 
 def test_environment_replaces_auto_and_counts_as_a_name(monkeypatch):

@@ -56,16 +56,13 @@ def test_a_column_stays_with_its_thread(launch):
     assert columns % (threads * int(layout["sizePerThread"])) == 0
 
 
-def test_resources_are_read():
+def test_resources_are_read_and_spills_seen():
     """The numbers come from the compiled code: sorting needs registers, and shared memory between warps."""
     found = resources.compile_ahead(_launch(num_warps=4), 90)
     assert (found.kernel, found.arch, found.warps, found.variant) == ("_sorted_copy", 90, 4, "BLOCK=512, *fp32")
     assert found.registers > 8
     assert 0 < found.shared <= found.limit
     assert not found.spills
-
-
-def test_spills_are_seen():
     found = resources.compile_ahead(_launch(num_warps=1, maxnreg=16), 90)
     assert found.spills and found.stack > 0
 

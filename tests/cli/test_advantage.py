@@ -321,7 +321,7 @@ def test_duplicated_records_and_padding(tmp_path):
     assert table(out)["cluster"][6] == -1 and table(out)["advantage"][6] == 0
 
 
-def test_action_column_and_mode(tmp_path):
+def test_action_column_mode_and_who_needs_actions(tmp_path):
     rows = [{**row, "response": f"hm {i} <action> {row['action']} </action>"} for i, row in enumerate(GOLDEN)]
     path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
     base = [path, "--out", out, "--partition", "exact"]
@@ -332,9 +332,6 @@ def test_action_column_and_mode(tmp_path):
     assert run("advantage", *base, "--action-column", "response").exit_code == 0
     assert "pace" not in table(out)["branch"]  # the whole responses differ everywhere
     assert run("advantage", *base, "--action-mode", "first_n").exit_code == 0
-
-
-def test_actions_are_needed_only_by_pace(tmp_path):
     rows = [{name: value for name, value in row.items() if name != "action"} for row in GOLDEN]
     path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
     assert '"action" is missing; name its column with --action-column' in fail("advantage", path, "--out", out)

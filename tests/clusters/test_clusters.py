@@ -193,16 +193,13 @@ def test_products_that_end_early(windows, isa):
         check_partition(batch, [300, 200], epsilon, cosine(batch, [300, 200], epsilon))
 
 
-def test_groups_too_long_for_a_gram_matrix():
+def test_groups_and_batches_too_long_for_gram_matrices():
     longest = native_loader.load().longest_sweep
     sizes, epsilons = [30, longest + 1, 0, longest, 17], [0.05, 0.0, 0.2]
     x = mixture(5, sum(sizes), 9, 6)
     for usable in (None, torch.arange(len(x)) % 5 > 0):
         for epsilon, labels in zip(epsilons, sweep(x, sizes, epsilons, usable=usable), strict=True):
             assert torch.equal(labels, cosine(x, sizes, epsilon, usable=usable))
-
-
-def test_more_gram_matrices_than_fit_at_a_time():
     sizes = [2500, 3000, 40, 3900, 1]
     x = mixture(6, sum(sizes), 8, 5)
     assert torch.equal(sweep(x, sizes, [0.1])[0], cosine(x, sizes, 0.1))

@@ -59,13 +59,10 @@ def test_weight_zero_gives_the_episode_term_back_bit_for_bit(device):
     assert same_bits(got[1], values[1])
 
 
-def test_saturates(device):
+def test_saturates_and_rounds_once(device):
     values = list(made(3))
     values[0], values[1] = torch.tensor([MAX, -MAX, MAX]), torch.tensor([MAX, -MAX, -MAX])
     assert rows_of(device, values, torch.arange(3))[0].tolist() == [MAX, -MAX, 0.0]
-
-
-def test_rounded_once(device):
     values = list(made(1))
     values[0], values[1] = torch.tensor([1.0]), torch.tensor([2.0**-24])
     # With w rounded to float32, 1, the sum would be a tie and go to 1.

@@ -67,12 +67,9 @@ def test_one_ranks_mistake_is_told_to_all(found, name):
     assert said == [said[0]] * 3
 
 
-def test_the_group_works_after_an_error(found):
-    assert [rank["after"] for rank in of(found, "errors:3")] == ["", "", ""]
-
-
-def test_a_failure_of_one_owner_is_told_to_all(found):
+def test_a_failure_of_one_owner_is_told_to_all_and_groups_work_after_errors(found):
     assert of(found, "owner:3") == ["RuntimeError: clustering failed on rank 0: MemoryError: no room"] * 3
+    assert [rank["after"] for rank in of(found, "errors:3")] == ["", "", ""]
 
 
 def test_a_fingerprint_travels_at_most_once_and_nothing_else_is_wide(found):
@@ -84,12 +81,9 @@ def test_a_fingerprint_travels_at_most_once_and_nothing_else_is_wide(found):
         assert straddling[2] == at_home[2] < 2000
 
 
-def test_a_silent_rank_is_an_error_within_the_timeout(found):
+def test_a_rank_that_is_silent_or_ends_is_an_error(found, tmp_path):
     for said in of(found, "silent:4")[:-1]:
         assert said.startswith("RuntimeError: the ranks of process_group cannot reach each other")
-
-
-def test_a_rank_that_ends_is_an_error_at_once(tmp_path, found):
     last = found[-1]
     assert "silent:4" in last
     assert "dies:4" not in last
@@ -164,17 +158,14 @@ def test_owners_without_a_process_group(config):
     assert got.metrics() == want.metrics()
 
 
-def test_without_a_group_of_processes_the_error_says_so():
-    with pytest.raises(ValueError, match="init_process_group"):
-        bk.distributed.advantage([0], [0], [0.0], config=bk.Config.grpo())
-
-
-def test_its_advantage_takes_the_arguments_of_advantage():
+def test_its_advantage_takes_the_arguments_of_advantage_and_needs_a_group():
     own = dict(inspect.signature(bk.distributed.advantage, eval_str=True).parameters)
     own.pop("process_group")
     alone = dict(inspect.signature(bk.advantage, eval_str=True).parameters)
     alone.pop("layout")
     assert own == alone
+    with pytest.raises(ValueError, match="init_process_group"):
+        bk.distributed.advantage([0], [0], [0.0], config=bk.Config.grpo())
 
 
 def test_it_is_imported_when_asked_for_and_the_pages_code_runs(tmp_path):

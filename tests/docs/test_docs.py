@@ -149,15 +149,12 @@ def test_the_page_on_action_keys_runs(batch):
     assert made["result"].advantage.shape == (12,) and made["keys"].shape == (12,)
 
 
-def test_the_page_on_embedders_runs(batch):
-    assert doc_blocks.run("docs/embedders.md", batch)["result"].advantage.shape == (12,)
-
-
-def test_the_page_on_epsilon_runs(batch):
+def test_the_pages_on_epsilon_and_embedders_run(batch):
     batches = [tuple(batch[name] for name in ("hidden", "rewards", "keys", "layout"))] * 3
     made = doc_blocks.run("docs/epsilon.md", {**batch, "batches": batches})
     assert made["labels"].shape == (3, 12) and made["result"].advantage.shape == (12,)
     assert bk.EpsilonController(0.1).load_state_dict(made["state"]) is None
+    assert doc_blocks.run("docs/embedders.md", batch)["result"].advantage.shape == (12,)
 
 
 def test_the_page_on_hidden_states_runs(tmp_path, monkeypatch):

@@ -34,13 +34,19 @@ def test_every_recorded_step_replays():
         assert (reward, done) == (row["reward"], row["done"]), (row["task_id"], row["rollout"], row["step"])
 
 
-def test_what_is_published():
+def test_what_is_published_and_its_goals_and_depths():
     tasks = published()
     recipes = all_recipes()
     assert len(tasks) == 200 == len({task.goal for task in tasks})
     assert sum(map(len, recipes.printed.values())) == 533 and len(recipes.printed) == 473
     assert {depth: sum(task.depth == depth for task in tasks) for depth in (2, 3, 4)} == {2: 77, 3: 112, 4: 11}
     assert len(recipes.members["planks"]) == 8 and len(recipes.members["wool"]) == 16
+    depth = depths()
+    assert depth.keys() == all_recipes().printed.keys() and len(depth) == 473
+    assert len(all_goals()) == 366 == sum(d in (2, 3) for d in depth.values())
+    # "painting" is published with another depth: its wool may be dyed, which goes deeper than the flattest.
+    assert [task.goal for task in published() if depth[task.goal] != task.depth] == ["painting"]
+    assert sum(map(len, recipe_lines().values())) == 533
 
 
 @pytest.mark.parametrize("task", published(), ids=lambda task: task.task_id)
@@ -92,14 +98,11 @@ def test_rules(command, observation, after):
     assert env.inventory == (before if after is None else after)
 
 
-def test_a_class_slot_takes_one_member_in_its_full_count():
+def test_class_slots_inventories_and_the_end():
     env = holding("chest", [], oak_planks=4, birch_planks=8)
     refused, *_ = env.step("craft 1 chest using 4 oak planks, 4 birch planks")
     assert refused == "Could not find a valid recipe for minecraft:chest"
     assert env.step("craft 1 chest using 8 birch planks") == ("Crafted 1 minecraft:chest", 1.0, True)
-
-
-def test_an_empty_inventory_says_so_and_the_goal_ends_the_episode():
     env = holding("stick", [])
     assert env.step("inventory")[0] == "Inventory: You are not carrying anything."
     env.inventory["oak planks"] = 4
@@ -122,15 +125,6 @@ def needed(task):
     return 101
 
 
-def test_goals_are_those_of_the_recipes_with_the_published_depths():
-    depth = depths()
-    assert depth.keys() == all_recipes().printed.keys() and len(depth) == 473
-    assert len(all_goals()) == 366 == sum(d in (2, 3) for d in depth.values())
-    # "painting" is published with another depth: its wool may be dyed, which goes deeper than the flattest.
-    assert [task.goal for task in published() if depth[task.goal] != task.depth] == ["painting"]
-    assert sum(map(len, recipe_lines().values())) == 533
-
-
 def test_tasks_are_solved_from_their_lines_and_all_different():
     tasks = generate(200, seed=3)
     assert len({(task.goal, frozenset(task.commands)) for task in tasks}) == 200
@@ -147,6 +141,8 @@ def test_equal_arguments_give_equal_tasks_and_other_seeds_others():
     tasks = generate(20, seed=5)
     assert tasks == generate(20, seed=5) == generate(40, seed=5)[:20]
     assert not {task.commands for task in tasks} & {task.commands for task in generate(20, seed=6)}
+    tasks = generate(20, seed=0, most_commands=5, most_distractors=2, fits=lambda task: len(task.commands) <= 8)
+    assert all(needed(task) <= 5 and len(task.commands) <= 8 for task in tasks)
 
 
 def test_a_split_shares_no_goal_and_loses_none():
@@ -155,11 +151,6 @@ def test_a_split_shares_no_goal_and_loses_none():
     assert split_goals(100, seed=1) == (train, test) and split_goals(100, seed=2) != (train, test)
     assert {task.goal for task in generate(50, seed=0, goals=test)} <= set(test)
     assert split_goals(1, seed=0, goals=["book", "ladder"])[1][0] in ("book", "ladder")
-
-
-def test_what_else_a_task_must_satisfy():
-    tasks = generate(20, seed=0, most_commands=5, most_distractors=2, fits=lambda task: len(task.commands) <= 8)
-    assert all(needed(task) <= 5 and len(task.commands) <= 8 for task in tasks)
 
 
 def test_errors_name_what_is_wrong():

@@ -24,15 +24,12 @@ def finish(run, share):
     run.write({"method": run.method, "settings": run.settings.as_json(), "checks": [], "updates": updates})
 
 
-def test_area_and_levels_of_straight_lines():
+def test_areas_levels_and_intervals():
     run = a_run("gae", 0, [0.4, 0.6])
     assert report.area(run, 0.2) == pytest.approx(0.4)
     assert report.rollouts_to(run, 0.2, 0.3) == pytest.approx(320)
     assert report.rollouts_to(run, 0.2, 0.5) == pytest.approx(960)
     assert report.rollouts_to(run, 0.2, 0.2) == 0 and report.rollouts_to(run, 0.2, 0.7) is None
-
-
-def test_intervals_are_students():
     assert report.interval([1.0]) == (1.0, None)
     mean, half = report.interval([1.0, 2.0, 3.0])
     assert mean == 2.0 and half == pytest.approx(4.303 / 3**0.5)

@@ -119,7 +119,7 @@ class Fixed:
         return torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 
 
-def test_the_papers_scan_gives_the_papers_layer():
+def test_the_papers_candidates_and_scan_give_its_layer():
     scanned = rows_of(PAPER)
     how = (Fixed(), [0] * 40, 5, "auto")
     limits = {"band": (4, 8), "bounds": (0.02, 0.4)}
@@ -130,6 +130,9 @@ def test_the_papers_scan_gives_the_papers_layer():
     assert calibration.layer_value(free.layer) == "block 27"
     tied = rows_of([(*row[:4], 0.8) for row in PAPER if row[0] in (16, 20)])
     assert module._choose(tied, *how, **limits)[0].layer.block == 16
+    assert module._candidates(None, 28) == [f"block {b}" for b in (4, 8, 12, 16, 20, 24, 27)]
+    assert module._candidates("all", 3) == ["block 0", "block 1", "block 2"]
+    assert module._candidates(None, 1) == ["block 0"]
 
 
 def test_all_alone_or_one_giant_does_not_qualify():
@@ -144,12 +147,6 @@ def test_all_alone_or_one_giant_does_not_qualify():
     assert not qualifies(alone=0.1, largest=0.95)
     assert qualifies(alone=0.1, largest=0.94, clusters=5)
     assert not qualifies(alone=0.1, clusters=4)
-
-
-def test_candidates_of_28_blocks_are_the_papers():
-    assert module._candidates(None, 28) == [f"block {b}" for b in (4, 8, 12, 16, 20, 24, 27)]
-    assert module._candidates("all", 3) == ["block 0", "block 1", "block 2"]
-    assert module._candidates(None, 1) == ["block 0"]
 
 
 @pytest.fixture

@@ -222,16 +222,13 @@ def test_cuts_cost_least():
     assert cheapest([], 2000, 32) == [0]
 
 
-def test_rows_of_other_lengths_need_no_mask():
+def test_only_attention_that_looks_ahead_needs_a_mask():
     model, (ids, mask) = tm.make(attn_implementation="sdpa"), tm.prompts(6)
     block, masks = model.model.layers[0], []
     block.register_forward_pre_hook(lambda _, __, given: masks.append(given["attention_mask"]), with_kwargs=True)
     rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
     assert masks == [None]
     assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
-
-
-def test_attention_that_looks_ahead_keeps_its_mask():
     model, (ids, mask) = tm.make("Gemma3", sliding_window=256), tm.prompts(6)
     model.config.use_bidirectional_attention = True
     rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)

@@ -53,15 +53,12 @@ def test_the_ranks_states_add_up_to_those_of_the_whole_row(sequences, ranks, pad
     assert torch.equal(sum(found), wanted)
 
 
-def test_a_row_that_nobody_cuts():
+def test_a_row_that_nobody_cuts_and_padded_rows():
     tokens, tapped = torch.randn(7, 2), Watching()
     positions = Positions(torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3]))
     states = expect(tapped, positions, torch.tensor([0, 4]), 7)
     tapped.forward(tokens)
     assert torch.equal(states(), tokens[[0, 2, 5]])
-
-
-def test_padded_rows():
     tokens, tapped = torch.randn(2, 4, 3), Watching()
     states = expect(tapped, Positions(torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3])))
     tapped.kept = tokens[tapped.positions.row(), tapped.positions.column]

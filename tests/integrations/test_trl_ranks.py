@@ -73,11 +73,8 @@ def test_an_epsilon_that_follows_is_the_same_on_both(ranks):
     compare(ranks, "follow", *(bk.Config.bipace(epsilon, **SINGLETON) for epsilon in found[0]))
 
 
-def test_a_tapped_forward(ranks):
+def test_tapped_forwards_and_the_root_mean_square_of_gae_over_both(ranks):
     compare(ranks, "tapped", bk.Config.bigpo(**SINGLETON))
-
-
-def test_the_root_mean_square_of_gae_is_over_both(ranks):
     compare(ranks, "gae", bk.Config.gae(**SINGLETON))
 
 

@@ -473,12 +473,9 @@ def test_scale_rewards_decides_the_episode_norm():
         assert other(scale_rewards="batch").settings.config().episode_weight == 0
 
 
-def test_a_layer_that_the_model_lacks(tmp_path):
+def test_a_layer_that_the_model_lacks_and_a_plain_config(tmp_path):
     with pytest.raises(ValueError, match=r"bipace_layer must be an index into hidden_states, −9 to −1 .* got -20"):
         tt.make_trainer(tmp_path, bipace_layer=-20)
-
-
-def test_a_plain_config(tmp_path):
     args = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[])
     data = Dataset.from_dict({"prompt": tt.PROMPTS})
     with pytest.raises(TypeError, match="args must be a BiPACEGRPOConfig, got GRPOConfig"):

@@ -249,19 +249,16 @@ def test_not_a_sequence(values):
             call()
 
 
-def test_no_axis():
-    for value in (np.array(3), torch.tensor(3), np.array("a")):
-        with pytest.raises(ValueError, match="observation must have a first axis"):
-            number_objects(value)
-
-
-def test_arrays_without_meaningful_bytes():
+def test_arrays_without_an_axis_or_meaningful_bytes():
     with pytest.raises(TypeError, match=r"observation\[1\] must hold numbers or text"):
         number_objects(["a", np.array(["a", None], dtype=object)])
     with pytest.raises(TypeError, match=r"observation must not be .*padding bytes are undefined"):
         number_objects(np.zeros((2, 2), dtype=np.longdouble))
     with pytest.raises(TypeError, match="observation must be a dense tensor"):
         number_objects(torch.eye(3).to_sparse())
+    for value in (np.array(3), torch.tensor(3), np.array("a")):
+        with pytest.raises(ValueError, match="observation must have a first axis"):
+            number_objects(value)
 
 
 def test_pandas_like_column():

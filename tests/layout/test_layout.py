@@ -26,7 +26,7 @@ def test_processing_order_and_offsets():
     assert "n_groups=2" in repr(lay)
 
 
-def test_other_ids_are_numbered_by_first_appearance():
+def test_other_ids_are_numbered_by_first_appearance_and_integers_sorted():
     a, b = uuid.UUID(int=9), uuid.UUID(int=3)
     lay = bk.layout([a, b, a, b], ["z", "y", "z", "x"])
     assert lay.order.tolist() == [0, 2, 1, 3]
@@ -34,21 +34,11 @@ def test_other_ids_are_numbered_by_first_appearance():
     assert numeric.order.tolist() == [3, 1, 0, 2]
     # "10" is text: first appearance, not numeric order.
     assert bk.layout(["10", "9"], ["1", "2"]).order.tolist() == [0, 1]
-
-
-def test_extreme_integer_ids():
     big = 2**63 - 1
     lay = bk.layout(np.array([big, -big - 1, big]), np.array([0, 1, 2]))
     assert lay.order.tolist() == [1, 0, 2]
     with pytest.raises(ValueError, match="group"):
         bk.layout([2**63], [0])
-
-
-def test_duplicates_point_to_their_first_row():
-    lay = bk.layout([0] * 5, [0, 0, 0, 1, 0], step=[0, 1, 1, 1, 0])
-    assert lay.order.tolist() == [0, 4, 1, 2, 3]
-    assert lay.first.tolist() == [0, 0, 2, 2, 4]
-    assert lay.n_duplicates == 2
 
 
 def test_trajectory_ids():
@@ -114,7 +104,7 @@ def test_a_layout_of_once_gives_copies_their_records_results(backend):
     assert got.advantage[3] == got.advantage[4] != 0
 
 
-def test_copies_counted_once_point_to_their_first_row():
+def test_copies_point_to_their_first_row():
     lay = bk.layout([0] * 6, [0, 0, 0, 1, 0, 0], step=[0, 1, 1, 1, 0, 9], valid=[True] * 5 + [False])
     once = lay.once()
     assert lay.once() is once
@@ -124,6 +114,10 @@ def test_copies_counted_once_point_to_their_first_row():
     assert once.source().tolist() == [0, 1, 1, 2, 0, -1]
     assert once.on("cpu").source is once.source()
     assert lay.source().tolist() == [0, 2, 3, 4, 1, -1], "where copies count, each row has its own record"
+    lay = bk.layout([0] * 5, [0, 0, 0, 1, 0], step=[0, 1, 1, 1, 0])
+    assert lay.order.tolist() == [0, 4, 1, 2, 3]
+    assert lay.first.tolist() == [0, 0, 2, 2, 4]
+    assert lay.n_duplicates == 2
 
 
 def test_where_no_backend_computes():

@@ -140,15 +140,12 @@ def test_value_r2_by_its_definition(seed, name):
     assert got.stderr == (None if stderr is None else pytest.approx(stderr, rel=1e-5, abs=1e-9))
 
 
-def test_value_r2_by_hand():
+def test_value_r2_by_hand_and_where_returns_do_not_vary():
     """Two trajectories of two steps; state u predicts 1, v predicts 0 across trajectories, the group mean 0.5."""
     given = {"returns": [1.0, 0.0, 1.0, 0.0], "episode_return": [1.0] * 4, "config": bk.Config.gigpo()}
     right, wrong = (bk.advantage([0] * 4, [0, 0, 1, 1], observation=list(o), **given) for o in ("uvuv", "uvvu"))
     assert right.value_r2() == bk.ValueR2(r2=1.0, coverage=1.0, stderr=None)
     assert wrong.value_r2().r2 == -3.0  # every prediction is off by 1, the group mean by 0.5
-
-
-def test_value_r2_undefined_where_returns_do_not_vary():
     result = bk.advantage([0] * 4, [0, 0, 1, 1], [0.0] * 4, observation=list("uvuv"), config=bk.Config.gigpo())
     assert result.value_r2() == bk.ValueR2(r2=None, coverage=1.0, stderr=None)
     alone = bk.advantage([0] * 2, [0, 0], [0.0, 1.0], observation=list("uv"), config=bk.Config.gigpo())

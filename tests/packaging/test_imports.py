@@ -52,16 +52,13 @@ def test_the_import_takes_torch_and_numpy_and_nothing_else(found):
     assert found["threads"] == 1
 
 
-def test_a_call_on_the_cpu_loads_no_gpu_backend(found):
+def test_calls_load_no_gpu_backend_and_hidden_states_no_model_library(found):
     new = found["call"]
     assert "bipace_kernels._native" in new
     assert not tops(new) & {"triton", "cupy"}
     gpu = ("bipace_kernels.backends.cuda.", "bipace_kernels.backends.triton.")
     assert not [name for name in new if name.startswith(gpu)]
     assert "bipace_kernels._cuda" not in new
-
-
-def test_hidden_states_bring_no_model_library(found):
     assert "bipace_kernels.hidden.vllm" in found["hidden"]
     assert not tops(found["hidden"]) & {"transformers", "vllm", "safetensors", "tokenizers"}
 

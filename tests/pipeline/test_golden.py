@@ -115,7 +115,7 @@ def test_history(backend):
     assert result.cluster.tolist() == [0, 1, 2, 3, 2]  # (a), (a, b), (b, b), (b), (b, b)
 
 
-def test_greedy_clusters_in_the_plane(backend):
+def test_greedy_clusters_in_the_plane_and_ties_to_the_oldest(backend):
     """Unit vectors at 0°, 20°, 40° and ε for 21°: 20° joins 0° (centroid 10°), 40° is 30° away and seeds."""
     angle = torch.deg2rad(torch.tensor([0.0, 20.0, 40.0]))
     x = torch.stack([angle.cos(), angle.sin()], dim=1)
@@ -127,10 +127,6 @@ def test_greedy_clusters_in_the_plane(backend):
     # The length of a row says nothing.
     lengths = torch.tensor([[1.0], [1e-20], [3e20]])
     assert bk.cluster(x * lengths, [0] * 3, epsilon, backend=backend).tolist() == [0, 0, 1]
-
-
-def test_the_oldest_of_equally_near_clusters_wins(backend):
-    """45° is as near to 0° as to 90°: the band makes it a tie, which goes to the older."""
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0 + 1e-6]])
     assert bk.cluster(x, [0] * 3, 0.5, backend=backend).tolist() == [0, 1, 0]
 

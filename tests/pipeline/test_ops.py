@@ -279,13 +279,18 @@ def test_all_other_integers_are_compared_only():
     }  # fmt: skip
 
 
-def test_views_are_taken():
+def test_views_are_taken_and_sizes_checked_before_they_are_copied():
     for name in sorted(set(OPS) - {"advantage"}):
         for args, kwargs in op_cases(name, "cpu"):
             spread = [torch.stack([a, a], dim=-1)[..., 0] if isinstance(a, torch.Tensor) else a for a in args]
             one, other = (getattr(torch.ops.bipace, name)(*given, **kwargs) for given in (args, spread))
             for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (one, other)), strict=True):
                 assert torch.equal(a, b), name
+    lay, value = bk.layout([0, 0], [0, 0]), torch.zeros(2, dtype=torch.float64)
+    huge = torch.zeros((), dtype=torch.float64).expand(1 << 50)  # no memory holds its copy
+    given = (huge, value, None, lay.trajectory_offsets, None, 0.9, 0.9)
+    with pytest.raises(ValueError, match=r"value must have shape .* as rewards has it"):
+        torch.ops.bipace.gae_advantage(*given, n_trajectories=1, taken=None)
 
 
 def test_handles_go_with_their_objects():
@@ -301,11 +306,3 @@ def test_handles_go_with_their_objects():
     gc.collect()
     with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep Layout and Config"):
         handles.find(gone)
-
-
-def test_sizes_are_checked_before_a_view_is_copied():
-    lay, value = bk.layout([0, 0], [0, 0]), torch.zeros(2, dtype=torch.float64)
-    huge = torch.zeros((), dtype=torch.float64).expand(1 << 50)  # no memory holds its copy
-    given = (huge, value, None, lay.trajectory_offsets, None, 0.9, 0.9)
-    with pytest.raises(ValueError, match=r"value must have shape .* as rewards has it"):
-        torch.ops.bipace.gae_advantage(*given, n_trajectories=1, taken=None)
