@@ -12,6 +12,7 @@ from action_texts import GOLDEN_IDS, GOLDEN_TEXT, MODES, TABLE, byte_table, key,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lying import LyingList
+from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels import _native
@@ -326,8 +327,7 @@ def test_token_id_outside_the_table_is_named(backend, mode, bad):
                 bk.action_keys(kind, mode=mode, token_bytes=TABLE, backend=backend, num_threads=threads, check=check)
     ids[3, 5] = ids[41, 9] = 10**6  # masked out: may hold anything
     mask = ids != 10**6
-    with pytest.raises(ValueError, match=message):
-        bk.action_keys(ids, mask=mask, mode=mode, token_bytes=TABLE, backend=backend)
+    refused(message, bk.action_keys, ids, mask=mask, mode=mode, token_bytes=TABLE, backend=backend)
     assert keys_of(ids, mode="first_n", token_bytes=TABLE, backend=backend)[1] == [False] * 70
 
 
@@ -368,8 +368,7 @@ def test_token_id_outside_the_table_is_named(backend, mode, bad):
 ])  # fmt: skip
 def test_bad_arguments_are_named(responses, options, error, message):
     for backend in [options["backend"]] if "backend" in options else ["reference", "cpu"]:
-        with pytest.raises(error, match=message):
-            bk.action_keys(responses, **{**options, "backend": backend})
+        refused(message, bk.action_keys, responses, error=error, **{**options, "backend": backend})
 
 
 def test_rows_of_any_mixture_of_integers(backend):
@@ -403,8 +402,7 @@ def test_rows_that_lie_about_their_length_are_an_error(backend, lengths):
 def test_table_changed_after_it_was_made_is_an_error(where):
     table = byte_table()
     table.offsets[where] = 10**15 if where == 5 else 1
-    with pytest.raises(ValueError, match="its tensors were changed"):
-        bk.action_keys(IDS, token_bytes=table, backend="cpu")
+    refused("its tensors were changed", bk.action_keys, IDS, token_bytes=table, backend="cpu")
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from bipace_kernels.cli import rollouts, states
 from bipace_kernels.cli._console import CliError
@@ -134,19 +135,16 @@ def test_a_line_of_any_length_is_not_read_whole(tmp_path, zipped):
     path.write_bytes(gzip.compress(data) if zipped else data)
     with pytest.raises(CliError, match=r"a.jsonl, line 2: expected at most 1 MiB, got more; .*--longest-line 2\."):
         rollouts.read([str(path)], longest_line=1)
-    with pytest.raises(CliError, match=r"line 2: expected one JSON object"):
-        rollouts.read([str(path)], longest_line=2)
+    refused(r"line 2: expected one JSON object", rollouts.read, [str(path)], error=CliError, longest_line=2)
 
 
 def test_a_gzip_bomb_of_blank_lines_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(rollouts, "BOMB_BYTES", 1 << 16)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b" " * 1023 + b"\n" * (1 << 19)))
-    with pytest.raises(CliError, match=r"unpacks to more than 200 times its size.*gunzip"):
-        rollouts.read([str(path)])
+    refused(r"unpacks to more than 200 times its size.*gunzip", rollouts.read, [str(path)], error=CliError)
     monkeypatch.setattr(rollouts, "BOMB_RATIO", 10_000)
-    with pytest.raises(CliError, match="holds no records"):
-        rollouts.read([str(path)])
+    refused("holds no records", rollouts.read, [str(path)], error=CliError)
 
 
 def test_truncated_and_damaged_gzip(tmp_path):
@@ -175,8 +173,7 @@ def test_paths(tmp_path):
     assert "unknown suffix" in error_of(str(tmp_path / "a.txt"))
     path = write(tmp_path / "a.jsonl", record())
     os.symlink(path, tmp_path / "b.jsonl")
-    with pytest.raises(CliError, match="given twice"):
-        rollouts.read([path, str(tmp_path / "b.jsonl")])
+    refused("given twice", rollouts.read, [path, str(tmp_path / "b.jsonl")], error=CliError)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -378,8 +375,7 @@ def test_headers_of_fingerprints(tmp_path, shape):
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}\n".encode()
     path = tmp_path / "a.npy"
     path.write_bytes(b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header)
-    with pytest.raises(CliError, match=r"a\.npy cannot be read as a \.npy file"):
-        states.load_fingerprints(str(path), 2)
+    refused(r"a\.npy cannot be read as a \.npy file", states.load_fingerprints, str(path), 2, error=CliError)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

@@ -11,6 +11,7 @@ from benchmarks import module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import ROOT
+from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.diagnostics.value_r2 import value_r2
@@ -113,25 +114,22 @@ def test_takes_the_point_whose_median_is_nearest_to_the_middle_of_the_band():
     assert moved >= 5
 
 
-@pytest.mark.parametrize(
-    ("copies", "states", "start", "end"),
-    [
+def test_a_band_between_two_points():
+    """States 0.1 apart: below all single, above all one.  The nearest of the two is taken, and kept."""
+    for copies, states, start, end in (
         (3, 4, 0.095, "below"),  # 3 or 12: a factor of 1.33 below the band, 1.5 above it
         (2, 5, 0.095, "above"),  # 2 or 10: 2 below, 1.25 above
         (3, 4, 0.11, "below"),
         (2, 5, 0.11, "above"),
-    ],
-)
-def test_a_band_between_two_points(copies, states, start, end):
-    """States 0.1 apart: below all single, above all one.  The nearest of the two is taken, and kept."""
-    batch = near(states, copies, 0.1)
-    controller = bk.EpsilonController(start)
-    first = controller.update(*batch)
-    assert (first < 0.1) == (end == "below")
-    assert "no ε within one step hits it, and here it is nearest" in controller.reason
-    assert controller.reason.startswith("kept" if first == start else "moved")
-    for _ in range(5):
-        assert controller.update(*batch) == first
+    ):
+        batch = near(states, copies, 0.1)
+        controller = bk.EpsilonController(start)
+        first = controller.update(*batch)
+        assert (first < 0.1) == (end == "below")
+        assert "no ε within one step hits it, and here it is nearest" in controller.reason
+        assert controller.reason.startswith("kept" if first == start else "moved")
+        for _ in range(5):
+            assert controller.update(*batch) == first
 
 
 def test_bounds_hold():
@@ -321,9 +319,8 @@ def test_layout_or_ids_any_row_order_any_thread_count():
     assert len(found) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_bad_settings():
+    for changes, words in (
         ({"objective": "mean"}, "objective must be one of median, value_r2, got 'mean'"),
         ({"band": (8, 4)}, "band must be in order"),
         ({"bounds": (0.0, 0.4)}, r"bounds\[0\] must be a number in"),
@@ -331,54 +328,42 @@ def test_layout_or_ids_any_row_order_any_thread_count():
         ({"max_step": 1}, "max_step must be above 1"),
         ({"points": 4}, "points must be odd and at most 63, got 4"),
         ({"slack": -0.1}, "slack must be a number in"),
-    ],
-)
-def test_bad_settings(changes, words):
-    with pytest.raises(ValueError, match=words):
-        bk.EpsilonController(**changes)
+    ):
+        refused(words, bk.EpsilonController, **changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "words"),
-    [
+def test_bad_input_changes_nothing():
+    x, group = spread_out(n=60)
+    good = {"fingerprint": x, "group": group, "trajectory": group, "returns": np.zeros(60)}
+    controller = bk.EpsilonController(objective="value_r2")
+    before = controller.state_dict()
+    for changes, error, words in (
         ({"fingerprint": None}, ValueError, "fingerprint is missing"),
         ({"group": None}, ValueError, "group is missing"),
         ({"step": np.zeros(60, int), "trajectory": None}, ValueError, "trajectory is missing; step numbers"),
         ({"returns": None}, ValueError, "returns is missing; objective='value_r2'"),
         ({"returns": np.zeros(3)}, ValueError, r"returns must have shape \[N\] = \[60\]"),
         ({"trajectory": None}, ValueError, "trajectory is missing; objective='value_r2' needs it"),
-    ],
-)
-def test_bad_input_changes_nothing(changes, error, words):
-    x, group = spread_out(n=60)
-    good = {"fingerprint": x, "group": group, "trajectory": group, "returns": np.zeros(60)}
-    controller = bk.EpsilonController(objective="value_r2")
-    before = controller.state_dict()
-    with pytest.raises(error, match=words):
-        controller.update(**{**good, **changes})
-    assert controller.state_dict() == before
+    ):
+        refused(words, controller.update, error=error, **{**good, **changes})
+        assert controller.state_dict() == before
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_states_of_something_else():
+    controller = bk.EpsilonController()
+    before, state = controller.state_dict(), controller.state_dict()
+    for change, words in (
         (lambda s: s.pop("moves"), "state must come from state_dict"),
         (lambda s: s.update(epsilon=0.9), r"state\['epsilon'\] must be a number in \[0.02, 0.4\]"),
         (lambda s: s.update(updates=-1), r"state\['updates'\] must be an int"),
         (lambda s: s.update(epsilon=0.3, settled=1), r"state\['settled'\] must be bool, got 1"),
         (lambda s: s.update(epsilon=0.3, reason=None), r"state\['reason'\] must be str, got None"),
         (lambda s: s.update(epsilon=0.3, singletons=1.5), r"state\['singletons'\] must be a number in \[0, 1\]"),
-    ],
-)
-def test_states_of_something_else(change, words):
-    controller = bk.EpsilonController()
-    before, state = controller.state_dict(), controller.state_dict()
-    change(state)
-    with pytest.raises(ValueError, match=words):
-        controller.load_state_dict(state)
-    with pytest.raises(ValueError, match="state must come from state_dict"):
-        controller.load_state_dict([])
-    assert controller.state_dict() == before
+    ):
+        change(state)
+        refused(words, controller.load_state_dict, state)
+        refused("state must come from state_dict", controller.load_state_dict, [])
+        assert controller.state_dict() == before
 
 
 @pytest.mark.parametrize("objective", ["median", "value_r2"])
@@ -433,7 +418,6 @@ def test_states_with_values_that_no_controller_has(value):
     controller = bk.EpsilonController()
     before = controller.state_dict()
     for name in before:
-        with pytest.raises(ValueError, match=rf"state\['{name}'\] must be .*, got .{{1,60}}\.$"):
-            controller.load_state_dict({**before, name: value})
+        refused(rf"state\['{name}'\] must be .*, got .{{1,60}}\.$", controller.load_state_dict, {**before, name: value})
     assert controller.state_dict() == before
     controller.metrics()

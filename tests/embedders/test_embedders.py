@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from paths import ROOT
+from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.features import embedders
@@ -94,8 +95,7 @@ def test_hidden_states_stay_what_they_are():
     assert torch.equal(ActorHidden().embed(Tapped()), states)
     with pytest.raises(TypeError, match=r"hidden states \[N, D\].*got list; texts are for the other"):
         ActorHidden().embed(["a text"])
-    with pytest.raises(TypeError, match=r"got \[4, 3, 1\]"):
-        ActorHidden().embed(states[:, :, None])
+    refused(r"got \[4, 3, 1\]", ActorHidden().embed, states[:, :, None], error=TypeError)
 
 
 def test_actor_hidden_with_a_model_takes_prompts(monkeypatch):
@@ -122,8 +122,7 @@ def test_actor_hidden_with_a_model_takes_prompts(monkeypatch):
         assert expected is None or all(a is b for a, b in zip(arguments[1:], expected, strict=True))
     assert embedder.embed(states).data_ptr() == states.data_ptr()
     assert not given, "states are states, model or not"
-    with pytest.raises(TypeError, match=r"token ids of prompts, got list; texts are for"):
-        embedder.embed(["a text"])
+    refused(r"token ids of prompts, got list; texts are for", embedder.embed, ["a text"], error=TypeError)
 
 
 def test_distinct_texts_are_encoded_once_long_ones_first():
@@ -150,8 +149,7 @@ def test_a_bar_is_shown_on_stderr_if_asked_for(capfd):
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ImportError, match=r'not installed: pip install "bipace-kernels\[sentence\]"'):
-        Sentence("somewhere")
+    refused(r'not installed: pip install "bipace-kernels\[sentence\]"', Sentence, "somewhere", error=ImportError)
     metadata = (ROOT / "pyproject.toml").read_text()
     assert '\nsentence = ["sentence-transformers' in metadata
 
@@ -162,15 +160,11 @@ def test_bad_arguments():
             embedder.embed("a text")
         with pytest.raises(TypeError, match=r"states must all be str.*got int at index 1; render it first"):
             embedder.embed(["a text", 3])
-    with pytest.raises(TypeError, match="states must all be str, got bytes at index 0"):
-        Sentence(Counting()).embed([b"a"])
-    with pytest.raises(ValueError, match="batch_size must be an int of at least 1, got 0"):
-        Sentence(Counting(), batch_size=0)
-    with pytest.raises(TypeError, match="model must be a folder, a name or a SentenceTransformer, got int"):
-        Sentence(3)
+    refused("states must all be str, got bytes at index 0", Sentence(Counting()).embed, [b"a"], error=TypeError)
+    refused("batch_size must be an int of at least 1, got 0", Sentence, Counting(), batch_size=0)
+    refused("model must be a folder, a name or a SentenceTransformer, got int", Sentence, 3, error=TypeError)
     for name in ("sentences", "ngram:3", "sentence:", "sentence", "", None):
-        with pytest.raises(ValueError, match="must be one of actor_hidden, ngram, identity or sentence:MODEL"):
-            embedders.named(name)
+        refused("must be one of actor_hidden, ngram, identity or sentence:MODEL", embedders.named, name)
 
 
 def test_one_table_has_the_names_and_the_radii(monkeypatch):
@@ -224,5 +218,4 @@ def test_a_real_encoder_offline(minilm, monkeypatch):
 
 
 def test_a_folder_that_is_no_encoder(minilm, tmp_path):
-    with pytest.raises(ValueError, match="model must be one that sentence-transformers loads, got"):
-        Sentence(tmp_path)
+    refused("model must be one that sentence-transformers loads, got", Sentence, tmp_path)

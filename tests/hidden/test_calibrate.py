@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.calibration import result as calibration
@@ -86,8 +87,7 @@ def test_clusters_stay_inside_groups(model, data):
     assert got.scan[0].largest == pytest.approx(float(largest))
     assert got.choice is None  # fewer clusters than are wanted
     assert "neither one giant" in got.reason
-    with pytest.raises(ValueError, match="must have a choice"):
-        got.yaml()
+    refused("must have a choice", got.yaml)
     assert "**Nothing chosen:**" in got.markdown()
 
 
@@ -233,8 +233,7 @@ def test_another_model_or_other_prompts_are_told(model, data, tmp_path):
     with pytest.raises(ValueError, match=r"holds states of another model; .* restart=True"):
         scan(other, data, out=tmp_path, layers=[-4], pooling="last")
     prompts = [[*data[0][0], 9], *data[0][1:]]
-    with pytest.raises(ValueError, match="holds states of other prompts"):
-        scan(model, (prompts, data[1]), out=tmp_path, layers=[-4], pooling="last")
+    refused("holds states of other prompts", scan, model, (prompts, data[1]), out=tmp_path, layers=[-4], pooling="last")
     anew = scan(other, data, out=tmp_path, layers=[-4], pooling="last", restart=True)
     assert anew == scan(other, data, layers=[-4], pooling="last")
     assert anew.reused == 0
@@ -268,8 +267,7 @@ def test_written_forms(found):
 ])  # fmt: skip
 def test_errors_name_argument_wish_fact_and_cure(model, data, changes, message):
     prompts, labels = changes.pop("prompts", data[0]), changes.pop("labels", data[1])
-    with pytest.raises((TypeError, ValueError), match=message):
-        scan(model, (prompts, labels), **changes)
+    refused(message, scan, model, (prompts, labels), error=(TypeError, ValueError), **changes)
 
 
 def test_states_that_are_not_finite_name_layer_and_prompt(data):

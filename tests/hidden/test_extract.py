@@ -9,6 +9,7 @@ import pytest
 import tiny_models as tm
 import torch
 from marks import slow
+from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.hidden._prompts import budget_of, cheapest, prompts_of
@@ -360,9 +361,9 @@ def test_progress_goes_to_stderr_and_only_when_asked(capsys):
     assert "hidden states" in shown.err and "100%" in shown.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
+def test_wrong_arguments():
+    ids, mask = tm.prompts()
+    for arguments, error, text in (
         ({"layer": -11}, ValueError, "layer must be an index into hidden_states"),
         ({"pooling": ("last", "mean")}, TypeError, "pooling must be one of .* see extract_layers"),
         ({"pooling": "max"}, ValueError, "pooling must be 'last', 'mean', 'attention'"),
@@ -374,12 +375,9 @@ def test_progress_goes_to_stderr_and_only_when_asked(capsys):
         ({"input_ids": [[1, 2], [3]]}, ValueError, r"attention_mask is for input_ids of shape \[B, T\]"),
         ({"attention_mask": torch.ones(5, 3)}, TypeError, "attention_mask must be bool or integers"),
         ({"backend": "fast"}, ValueError, "backend must be one of"),
-    ],
-)
-def test_wrong_arguments(arguments, error, text):
-    ids, mask = tm.prompts()
-    with pytest.raises(error, match=text):
-        bk.hidden.extract(tm.make(), **{"input_ids": ids, "attention_mask": mask, **arguments})
+    ):
+        with pytest.raises(error, match=text):
+            bk.hidden.extract(tm.make(), **{"input_ids": ids, "attention_mask": mask, **arguments})
 
 
 def test_masks_with_holes_are_refused():
@@ -387,8 +385,7 @@ def test_masks_with_holes_are_refused():
     for row, columns in ((0, [5]), (0, [5, 9]), (3, [15])):
         holed = mask.clone()
         holed[row, columns] = 0
-        with pytest.raises(ValueError, match=f"row {row} has padding between its tokens"):
-            bk.hidden.extract(model, ids, holed)
+        refused(f"row {row} has padding between its tokens", bk.hidden.extract, model, ids, holed)
     both = torch.zeros_like(mask)
     both[:, 4:9] = 1
     assert bk.hidden.extract(model, ids, both).shape == (5, 48)
@@ -400,8 +397,7 @@ def test_ids_that_the_embedding_has_not_are_refused():
         wrong = ids.clone()
         wrong[3, -1] = bad
         for given in ((wrong, mask), ([row.tolist() for row in wrong], None)):
-            with pytest.raises(ValueError, match=rf"^input_ids\[3\] must hold token ids from 0 to 100, got {bad};"):
-                bk.hidden.extract(model, *given)
+            refused(rf"^input_ids\[3\] must hold token ids from 0 to 100, got {bad};", bk.hidden.extract, model, *given)
     wrong[3, -1], wrong[:, 0] = 5, -100
     mask[:, 0] = 0
     bk.hidden.extract(model, wrong, mask)  # values on padding do not matter

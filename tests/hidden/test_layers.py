@@ -3,15 +3,15 @@
 import pytest
 import tiny_models as tm
 import torch
+from refusals import refused
 from torch import nn
 
 import bipace_kernels as bk
 from bipace_kernels.hidden.layers import find_decoder, layer_of
 
 
-@pytest.mark.parametrize(
-    ("layer", "text"),
-    [
+def test_layers_of_28_blocks_print_every_number_they_go_by():
+    for layer, text in (
         (-8, "block 20 (hidden_states[21] = [−8])"),
         (21, "block 20 (hidden_states[21] = [−8])"),
         (-12, "block 16 (hidden_states[17] = [−12])"),
@@ -20,22 +20,18 @@ from bipace_kernels.hidden.layers import find_decoder, layer_of
         (28, "block 27 and the final norm (hidden_states[28] = [−1])"),
         ("block 27", "block 27 before the final norm (not in hidden_states)"),
         (1, "block 0 (hidden_states[1] = [−28])"),
-    ],
-)
-def test_layers_of_28_blocks_print_every_number_they_go_by(layer, text):
-    assert str(layer_of(layer, 28)) == text
+    ):
+        assert str(layer_of(layer, 28)) == text
 
 
 @pytest.mark.parametrize("layer", [29, -30, 99, -29, 0, "block 28", "block -1", "16", ""])
 def test_layers_that_are_not_there(layer):
-    with pytest.raises(ValueError, match=r"^layer "):
-        layer_of(layer, 28)
+    refused(r"^layer ", layer_of, layer, 28)
 
 
 @pytest.mark.parametrize("layer", [True, 2.0, None, [3]])
 def test_layers_of_the_wrong_type(layer):
-    with pytest.raises(TypeError, match=r"^layer must be an int or a text such as 'block 16', got "):
-        layer_of(layer, 28)
+    refused(r"^layer must be an int or a text such as 'block 16', got ", layer_of, layer, 28, error=TypeError)
 
 
 def test_every_index_means_what_hugging_face_means():
@@ -95,14 +91,10 @@ class Unknown(nn.Module):
 
 
 def test_unknown_architectures_say_what_was_looked_for_and_found():
-    with pytest.raises(ValueError, match=r"one torch.nn.ModuleList of num_hidden_layers = 3 .*self_attn.*mixers of 3"):
-        bk.hidden.tap(Unknown(3))
-    with pytest.raises(ValueError, match=r"ModuleLists none at all"):
-        bk.hidden.tap(Unknown(0))
-    with pytest.raises(TypeError, match=r"Linear has no PreTrainedModel"):
-        bk.hidden.tap(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, .* got str"):
-        bk.hidden.tap("Qwen/Qwen2.5-7B")
+    refused(r"one torch.nn.ModuleList of num_hidden_layers = 3 .*self_attn.*mixers of 3", bk.hidden.tap, Unknown(3))
+    refused(r"ModuleLists none at all", bk.hidden.tap, Unknown(0))
+    refused(r"Linear has no PreTrainedModel", bk.hidden.tap, nn.Linear(2, 2), error=TypeError)
+    refused(r"model must be a torch.nn.Module, .* got str", bk.hidden.tap, "Qwen/Qwen2.5-7B", error=TypeError)
 
 
 def test_encoder_decoders_are_refused():
@@ -110,8 +102,7 @@ def test_encoder_decoders_are_refused():
 
     config = transformers.T5Config(d_model=16, d_ff=32, num_layers=2, num_heads=2, d_kv=8, vocab_size=30)
     model = transformers.T5ForConditionalGeneration(config)
-    with pytest.raises(ValueError, match="encoder-decoder T5ForConditionalGeneration"):
-        bk.hidden.tap(model)
+    refused("encoder-decoder T5ForConditionalGeneration", bk.hidden.tap, model)
 
 
 @pytest.mark.parametrize("how", ["torch.compile", "in place", "base in place"])
@@ -121,8 +112,7 @@ def test_models_compiled_as_a_whole_are_refused_with_the_cure(how):
         model = torch.compile(model)
     else:
         (model if how == "in place" else model.model).compile()
-    with pytest.raises(ValueError, match=r"calls no hooks once compiled\. Compile its blocks"):
-        bk.hidden.tap(model)
+    refused(r"calls no hooks once compiled\. Compile its blocks", bk.hidden.tap, model)
 
 
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
@@ -132,6 +122,5 @@ def test_virtual_tokens_are_refused_with_the_cure(kind):
     model = peft.get_peft_model(tm.make(), config)
     ids, mask = tm.prompts()
     for call in (bk.hidden.tap, lambda m: bk.hidden.extract(m, ids, mask)):
-        with pytest.raises(ValueError, match=rf"{kind} puts 4 virtual ones .* model\.get_base_model\(\)"):
-            call(model)
+        refused(rf"{kind} puts 4 virtual ones .* model\.get_base_model\(\)", call, model)
     assert torch.equal(bk.hidden.extract(model.get_base_model(), ids, mask), bk.hidden.extract(tm.make(), ids, mask))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from bipace_kernels.hidden import last_tokens, turn_positions
 from bipace_kernels.hidden.positions import positions_of
@@ -45,10 +46,8 @@ def test_turn_positions_of_ragged_masks():
 
 
 def test_a_turn_without_a_token_before_it_is_named():
-    with pytest.raises(ValueError, match="row 1 begins with one; give prompt_length"):
-        turn_positions([[0, 1], [1, 1]])
-    with pytest.raises(ValueError, match="prompt_length must be at least 0, got -2"):
-        turn_positions([[0, 1]], -2)
+    refused("row 1 begins with one; give prompt_length", turn_positions, [[0, 1], [1, 1]])
+    refused("prompt_length must be at least 0, got -2", turn_positions, [[0, 1]], -2)
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=5), st.integers(1, 4))
@@ -68,19 +67,14 @@ def test_what_positions_may_be():
 
 @pytest.mark.parametrize("value", ["first", True, 2.5, [1.5], [[1], 2], None, [True, False], torch.zeros(2, 2).long()])
 def test_what_positions_may_not_be(value):
-    with pytest.raises(ValueError if isinstance(value, torch.Tensor) else TypeError, match="positions"):
-        positions_of(value)
+    refused("positions", positions_of, value, error=ValueError if isinstance(value, torch.Tensor) else TypeError)
 
 
-@pytest.mark.parametrize(
-    ("mask", "error", "text"),
-    [
+def test_masks_of_the_wrong_kind():
+    for mask, error, text in (
         (torch.zeros(3), ValueError, r"mask must have shape \[B, T\], got \[3\]"),
         (torch.zeros(3, 2), TypeError, "mask must be bool or integers, got torch.float32"),
         ([torch.zeros(2, 2)], ValueError, r"mask\[0\] must have shape \[T\]"),
         ([torch.zeros(2)], TypeError, r"mask\[0\] must be bool or integers"),
-    ],
-)
-def test_masks_of_the_wrong_kind(mask, error, text):
-    with pytest.raises(error, match=text):
-        turn_positions(mask)
+    ):
+        refused(text, turn_positions, mask, error=error)

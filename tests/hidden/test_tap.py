@@ -9,6 +9,7 @@ import tiny_models as tm
 import torch
 from marks import slow
 from pooling_definition import Made
+from refusals import refused
 
 import bipace_kernels as bk
 
@@ -327,9 +328,8 @@ def test_checkpoint_wrapper():
     assert tapped.rows(None, "attention").shape == (5, 48)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
+def test_wrong_arguments():
+    for arguments, error, text in (
         ({"layer": -11}, ValueError, r"layer must be an index into hidden_states, −9 to −1 or 1 to 9 .* got -11"),
         ({"layer": -10}, ValueError, r"layer -10 is hidden_states\[0\], the embedding"),
         ({"layers": []}, ValueError, "layers must be a list"),
@@ -340,27 +340,21 @@ def test_checkpoint_wrapper():
         ({"backend": "fast"}, ValueError, "backend must be one of"),
         ({"positions": "first"}, TypeError, "positions must be 'last', an int"),
         ({"cu_seqlens": [0]}, ValueError, r"cu_seqlens must have shape \[R\+1\]"),
-    ],
-)
-def test_wrong_arguments(arguments, error, text):
-    with pytest.raises(error, match=text):
-        bk.hidden.tap(tm.make(), **arguments)
+    ):
+        refused(text, bk.hidden.tap, tm.make(), error=error, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("positions", "text"),
-    [
+def test_positions_that_do_not_fit():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    for positions, text in (
         ([17] * 5, "one of row 0 is outside its 17 columns"),
         (-18, "one of row 0 is outside"),
         ([16, 0, 16, 16, 16], "one of row 1 is outside its 17 columns or on padding"),
         ([16] * 4, "positions are for 4 rows, the forwards have 5 or more"),
         ([16] * 6, "positions are for 6 rows, the forwards had 5"),
-    ],
-)
-def test_positions_that_do_not_fit(positions, text):
-    model, (ids, mask) = tm.make(), tm.prompts()
-    with pytest.raises(ValueError, match=text), bk.hidden.tap(model, LAYER, positions=positions), torch.no_grad():
-        forward(model, ids, mask)
+    ):
+        with pytest.raises(ValueError, match=text), bk.hidden.tap(model, LAYER, positions=positions), torch.no_grad():
+            forward(model, ids, mask)
 
 
 def test_masks_and_packing_that_do_not_fit():
@@ -379,8 +373,7 @@ def test_masks_and_packing_that_do_not_fit():
                 model(flat, position_ids=position, use_cache=False)
         with bk.hidden.tap(model, LAYER, cu_seqlens=cu):
             model(flat, position_ids=position, use_cache=False)
-            with pytest.raises(ValueError, match="was for one forward"):
-                model(flat, position_ids=position, use_cache=False)
+            refused("was for one forward", model, flat, position_ids=position, use_cache=False)
         with pytest.raises(ValueError, match="a forward with a cache"), bk.hidden.tap(model, LAYER):
             model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
         block = torch.zeros(5, 1, 17, 17)
@@ -393,18 +386,13 @@ def test_asking_for_what_is_not_there():
     tapped = bk.hidden.tap(model, layers=[-8, -3], pooling=("last", "mean"))
     named = "block 1 (hidden_states[2] = [−8]), block 6 (hidden_states[7] = [−3])"
     assert repr(tapped) == f"<Tap on {named} of Qwen2ForCausalLM>"
-    with pytest.raises(ValueError, match=r"no forward of Qwen2ForCausalLM ran through block 1 .* inside the tap"):
-        tapped.rows(-8, "last")
+    refused(r"no forward of Qwen2ForCausalLM ran through block 1 .* inside the tap", tapped.rows, -8, "last")
     with tapped, torch.no_grad():
         forward(model, ids, mask)
-    with pytest.raises(ValueError, match="layer must name one of the tapped layers: block 1 "):
-        tapped.rows(None, "last")
-    with pytest.raises(ValueError, match=r"layer must be one of the tapped layers, .* got block 2 "):
-        tapped.rows(-7, "last")
-    with pytest.raises(ValueError, match="pooling must name one of last, mean"):
-        tapped.rows(-8)
-    with pytest.raises(ValueError, match="pooling must be one of last, mean, got 'attention'"):
-        tapped.rows(-8, "attention")
+    refused("layer must name one of the tapped layers: block 1 ", tapped.rows, None, "last")
+    refused(r"layer must be one of the tapped layers, .* got block 2 ", tapped.rows, -7, "last")
+    refused("pooling must name one of last, mean", tapped.rows, -8)
+    refused("pooling must be one of last, mean, got 'attention'", tapped.rows, -8, "attention")
     assert tapped.rows(2, "mean") is tapped.rows(-8, "mean")
 
 

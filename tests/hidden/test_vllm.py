@@ -12,6 +12,7 @@ import pytest
 import tiny_models as tm
 import torch
 import vllm_stand_in as engine
+from refusals import refused
 
 import bipace_kernels as bk
 
@@ -46,9 +47,8 @@ def test_the_arguments_are_those_of_vllms_page(tmp_path):
     assert "block 16 (hidden_states[17] = [−12])" in repr(found)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_wrong_arguments_are_named(tmp_path):
+    for given, message in (
         ({"layer": -1}, "layer −1 is after the final norm.*take 'block 8'"),
         ({"layer": 12}, "layer must be an index into hidden_states"),
         ({"layers": []}, r"layers must be a list of layers, e.g. \[-8, -12\], got \[\]"),
@@ -58,19 +58,15 @@ def test_the_arguments_are_those_of_vllms_page(tmp_path):
         ({"model": None}, "model, unless it is a number of blocks, must be a path, got NoneType"),
         ({"folder": 3}, "folder must be a path, got int"),
         ({"timeout_s": -1}, "timeout_s must be a number of seconds of at least 0, got -1"),
-    ],
-)
-def test_wrong_arguments_are_named(tmp_path, given, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        Extraction(**{"model": 9, "folder": tmp_path, **given})
+    ):
+        refused(message, Extraction, error=(TypeError, ValueError), **{"model": 9, "folder": tmp_path, **given})
 
 
 def test_the_number_of_blocks_comes_from_a_folder(tmp_path):
     (tmp_path / "config.json").write_text('{"text_config": {"num_hidden_layers": 12}, "num_hidden_layers": 3}')
     assert Extraction(tmp_path, tmp_path).layers == Extraction(12, tmp_path).layers
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"config.json has no num_hidden_layers; pass the number"):
-        Extraction(str(tmp_path), tmp_path)
+    refused(r"config.json has no num_hidden_layers; pass the number", Extraction, str(tmp_path), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +91,7 @@ def test_rows_are_those_of_an_early_exit(tmp_path, model_folder, include):
     for (layer, _), wanted in expected.items():
         assert torch.allclose(tm.unit(rows[layer]), tm.unit(wanted), atol=1e-5, rtol=0), layer
     assert names(tmp_path) == []
-    with pytest.raises(ValueError, match="read\\(\\) returns one layer, but there are 3; use read_layers"):
-        found.read(outputs)
+    refused("read\\(\\) returns one layer, but there are 3; use read_layers", found.read, outputs)
 
 
 def test_files_of_all_samples_go(tmp_path, model_folder):
@@ -183,8 +178,7 @@ def test_without_locks_the_size_tells(tmp_path):
     found = Extraction(9, tmp_path, timeout_s=0)
     for size in (0, 5, 40, len(data) - 1):
         path.write_bytes(data[:size])
-        with pytest.raises(TimeoutError, match=f"it is cut off .*{size}"):
-            found.read([path])
+        refused(f"it is cut off .*{size}", found.read, [path], error=TimeoutError)
     path.write_bytes(data)
     assert torch.equal(found.read([path]), states(4)[-1:, 0])
 
@@ -229,8 +223,7 @@ def test_a_folder_or_pipe_is_refused_at_once_and_no_descriptor_stays_open(tmp_pa
     make(tmp_path / "0.safetensors")
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
-        with pytest.raises(ValueError, match=r"0.safetensors must be a regular file"):
-            Extraction(9, tmp_path).read([tmp_path / "0.safetensors"])
+        refused(r"0.safetensors must be a regular file", Extraction(9, tmp_path).read, [tmp_path / "0.safetensors"])
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -238,9 +231,8 @@ ENTRY = '{"dtype": "%s", "shape": %s, "data_offsets": %s}'
 GOOD = {"hidden_states": ENTRY % ("F32", "[4, 1, 2]", "[0, 32]"), "token_ids": ENTRY % ("I64", "[4]", "[32, 64]")}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_hostile_headers_are_refused(tmp_path):
+    for change in (
         {"hidden_states": ENTRY % ("F32", "[4, 1, 2]", "[-32, 0]")},
         {"hidden_states": ENTRY % ("F32", "[-4, -1, 2]", "[0, 32]")},
         {"hidden_states": ENTRY % ("F32", "[4, 1, Infinity]", "[0, 32]")},
@@ -252,67 +244,54 @@ GOOD = {"hidden_states": ENTRY % ("F32", "[4, 1, 2]", "[0, 32]"), "token_ids": E
         {"hidden_states": "[" * 100_000},
         {"more": ENTRY % ("F32", "[1]", "[NaN, Infinity]")},
         {"more": "3"},
-    ],
-)
-def test_hostile_headers_are_refused(tmp_path, change):
-    header = "{" + ", ".join(f'"{name}": {text}' for name, text in {**GOOD, **change}.items()) + "}"
+    ):
+        header = "{" + ", ".join(f'"{name}": {text}' for name, text in {**GOOD, **change}.items()) + "}"
+        path = tmp_path / "0.safetensors"
+        path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(64))
+        with pytest.raises(ValueError, match="must be a safetensors file of vLLM's connector: hidden_states") as caught:
+            Extraction(9, tmp_path, timeout_s=0).read([path])
+        unread = len(header) > bk.hidden.vllm.LONGEST_HEADER  # parsing millions of dimensions would take a minute
+        assert (f"a header of {len(header)} bytes" in str(caught.value)) == unread
+        assert len(str(caught.value)) < 1000
+
+
+def test_files_that_do_not_fit_are_named(tmp_path):
     path = tmp_path / "0.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(64))
-    with pytest.raises(ValueError, match="must be a safetensors file of vLLM's connector: hidden_states") as caught:
-        Extraction(9, tmp_path, timeout_s=0).read([path])
-    unread = len(header) > bk.hidden.vllm.LONGEST_HEADER  # parsing millions of dimensions would take a minute
-    assert (f"a header of {len(header)} bytes" in str(caught.value)) == unread
-    assert len(str(caught.value)) < 1000
-
-
-@pytest.mark.parametrize(
-    ("stored", "prompt", "message"),
-    [
+    for stored, prompt, message in (
         (states(4, 2), range(4), "0.safetensors holds 2 layers, not 1: start it"),
         (states(3), range(4), "states of 3 tokens and 4 token ids for a prompt of 4: .*enable_prefix_caching=False"),
         (states(4), range(5), "holds states of 4 tokens and 4 token ids for a prompt of 5"),
         (states(4), (0, 1, 2, 9), "0.safetensors is of another request"),
         (states(4)[:, 0], range(4), r"must be a safetensors file .* connector: hidden_states \[tokens, layers, D\]"),
         (states(4).double(), range(4), "must be a safetensors file .*KeyError"),
-    ],
-)
-def test_files_that_do_not_fit_are_named(tmp_path, stored, prompt, message):
-    path = tmp_path / "0.safetensors"
-    engine.write(path, stored, range(4))
-    with pytest.raises(ValueError, match=message):
-        Extraction(9, tmp_path).read([engine.output(path, prompt)])
-    assert path.exists()
+    ):
+        engine.write(path, stored, range(4))
+        refused(message, Extraction(9, tmp_path).read, [engine.output(path, prompt)])
+        assert path.exists()
 
 
 def test_other_files_and_widths_are_refused(tmp_path):
     found = Extraction(9, tmp_path, timeout_s=0)
     path = tmp_path / "0.safetensors"
     path.write_bytes((1 << 62).to_bytes(8, "little") + bytes(64))
-    with pytest.raises(ValueError, match="a header of 4611686018427387904 bytes"):
-        found.read([path])
+    refused("a header of 4611686018427387904 bytes", found.read, [path])
     path.write_bytes((4).to_bytes(8, "little") + b"none")
-    with pytest.raises(ValueError, match="must be a safetensors file of vLLM's connector"):
-        list(found.follow())
+    refused("must be a safetensors file of vLLM's connector", list, found.follow())
     engine.write(path, states(4), range(4))
     engine.write(tmp_path / "1.safetensors", states(4, width=8), range(4))
-    with pytest.raises(ValueError, match=r"1.safetensors has width 8, .*0.safetensors 24"):
-        found.read(sorted(tmp_path.glob("*.safetensors")))
+    refused(r"1.safetensors has width 8, .*0.safetensors 24", found.read, sorted(tmp_path.glob("*.safetensors")))
 
 
-@pytest.mark.parametrize(
-    ("outputs", "lengths", "kind", "message"),
-    [
+def test_outputs_that_do_not_fit_are_named(tmp_path):
+    for outputs, lengths, kind, message in (
         ([{"kv_transfer_params": None}], None, ValueError, r"outputs\[0\] must have kv_transfer_params .*None in dict"),
         ([object()], None, ValueError, "start the engine with engine_arguments"),
         ([], None, TypeError, "outputs must be a list of finished requests"),
         ("0.safetensors", None, TypeError, "outputs must be a list of finished requests or paths, got str"),
         (["0.safetensors"], [1, 2], ValueError, "prompt_lengths"),
         ([engine.output(Path("x"), range(4))], [3], ValueError, r"prompt_lengths\[0\] is 3, but the output has .* 4"),
-    ],
-)
-def test_outputs_that_do_not_fit_are_named(tmp_path, outputs, lengths, kind, message):
-    with pytest.raises(kind, match=message):
-        Extraction(9, tmp_path).read(outputs, lengths)
+    ):
+        refused(message, Extraction(9, tmp_path).read, outputs, lengths, error=kind)
 
 
 def test_following_a_folder(tmp_path):
@@ -339,10 +318,8 @@ def test_following_stops_where_nothing_comes(tmp_path):
         engine.write(tmp_path / f"{i}.safetensors", states(2), range(2))
     assert [name for name, _ in found.follow(1)] == ["0"]
     assert [name for name, _ in found.follow()] == ["0", "1"]  # files stay, and are there again
-    with pytest.raises(ValueError, match="count must be an int of at least 0, got -1"):
-        next(found.follow(-1))
+    refused("count must be an int of at least 0, got -1", next, found.follow(-1))
     rest = found.follow(3)
     assert [next(rest)[0], next(rest)[0]] == ["0", "1"]
-    with pytest.raises(TimeoutError, match=r"2 of 3 files came into .*, none for 0.05 s; see its log"):
-        next(rest)
+    refused(r"2 of 3 files came into .*, none for 0.05 s; see its log", next, rest, error=TimeoutError)
     assert len(names(tmp_path)) == 4

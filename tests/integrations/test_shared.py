@@ -19,6 +19,7 @@ from bipace_kernels.integrations._turns import KINDS, Turns, keys_of, windows
 from bipace_kernels.integrations._versions import check_version
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
 
@@ -142,33 +143,27 @@ def rows_with(mask, valid=None, **extra):
     return RolloutRows(mask=mask, extra=extra, **given, **names)
 
 
-@pytest.mark.parametrize(
-    ("rows", "wanted"),
-    [
+def test_entries_per_turn():
+    for rows, wanted in (
         ([["a", "b"], ["c"], [], None], ["a", "b", "c", "", "", ""]),
         ([("a", "b"), "word", ["d", "e"], ["x"]], ["a", "b", "word", "d", "", ""]),
         ([np.array([1, 2]), 3.0, np.array(4), None], [1, 2, 3.0, 4, "", ""]),
         ([[["x"], ["y", "z"]], "c", [], None], [["x"], ["y", "z"], "c", "", "", ""]),
-    ],
-)
-def test_entries_per_turn(rows, wanted):
-    rows = rows_with(*TURNS, observation=rows).fitted(States(Settings()))
-    assert rows.extra["observation"] == wanted and not rows.scores.isnan().any()
+    ):
+        rows = rows_with(*TURNS, observation=rows).fitted(States(Settings()))
+        assert rows.extra["observation"] == wanted and not rows.scores.isnan().any()
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
+def test_entries_that_are_not_those_of_the_turns():
+    for rows, message in (
         ([["a"], "c", [], None], "row 0 has 1 for 2 turns"),
         (["word", "c", [], None], "row 0 has 1 for 2 turns"),
         ([["a", "b"], ["c", "d"], [], None], "row 1 has 2 for 1 turns"),
         ([["a", "b"], None, [], None], "row 1 has 0 for 1 turns"),
-    ],
-)
-def test_entries_that_are_not_those_of_the_turns(rows, message):
-    said = rf"infos\['observation'\] must have one entry per turn of the model, but {message}; a turn is a run of ones "
-    with pytest.raises(ValueError, match=f"{said}in the mask, which must be 0 on the tokens in between"):
-        rows_with(*TURNS, observation=rows).fitted(States(Settings(on_invalid="raise")))
+    ):
+        said = rf"infos\['observation'\] must have one entry per turn of the model, but {message}; a turn is a run "
+        said += "of ones in the mask, which must be 0 on the tokens in between"
+        refused(said, rows_with(*TURNS, observation=rows).fitted, States(Settings(on_invalid="raise")))
 
 
 def test_functions_give_way_and_come_back():
@@ -194,8 +189,7 @@ def test_functions_give_way_and_come_back():
         raise RuntimeError
     assert module.own is print
 
-    with pytest.raises(AttributeError, match="SimpleNamespace has no rows_with"):
-        replace(module, own, rows_with)
+    refused("SimpleNamespace has no rows_with", replace, module, own, rows_with, error=AttributeError)
     assert module.own is print
 
 
@@ -230,8 +224,7 @@ def test_functions_give_way_and_come_back():
     ({"method": "math:pi"}, "method must name a bk.Config, got float; a function goes into"),
 ])  # fmt: skip
 def test_settings_that_mean_nothing_are_warned_by_name(given, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        Settings.of(given)
+    refused(re.escape(said), Settings.of, given)
 
 
 RECORDS = {
@@ -240,9 +233,9 @@ RECORDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("settings", "epsilon"),
-    [
+def test_an_embedder_has_its_own_epsilon_where_none_is_set(monkeypatch):
+    monkeypatch.setattr(bk.embedders, "_load", lambda model, device: Encoder())
+    for settings, epsilon in (
         ({"embedder": "actor_hidden"}, 0.10),
         ({"embedder": "ngram"}, 0.25),
         ({"embedder": "identity"}, 0.0),
@@ -251,14 +244,11 @@ RECORDS = {
         ({"embedder": "ngram", "ngram_epsilon": 0.3}, 0.3),
         ({"embedder": "ngram", "epsilon": 0.07}, 0.25),  # a recipe's ε is one of hidden states
         ({"embedder": "sentence:MODEL", "epsilon": 0.07}, 0.07),
-    ],
-)
-def test_an_embedder_has_its_own_epsilon_where_none_is_set(settings, epsilon, monkeypatch):
-    monkeypatch.setattr(bk.embedders, "_load", lambda model, device: Encoder())
-    states = States(Settings(method="bigpo", **settings))
-    hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]) if states.may_be_hidden else None
-    result, metrics = states.advantage(RECORDS, lambda: ["a", "a", "b"], hidden=hidden)
-    assert metrics["bipace/epsilon"] == epsilon and result.advantage.shape == (3,)
+    ):
+        states = States(Settings(method="bigpo", **settings))
+        hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]) if states.may_be_hidden else None
+        result, metrics = states.advantage(RECORDS, lambda: ["a", "a", "b"], hidden=hidden)
+        assert metrics["bipace/epsilon"] == epsilon and result.advantage.shape == (3,)
 
 
 def test_settings_of_gae_are_those_of_its_configuration():
@@ -365,8 +355,7 @@ def test_a_state_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", half)
     one.advantage(RECORDS, list, hidden=torch.randn(3, 4))
-    with pytest.raises(OSError, match="no space left"):
-        one.save(file)
+    refused("no space left", one.save, file, error=OSError)
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
@@ -392,8 +381,7 @@ def test_a_checkpoint_of_something_else_changes_nothing():
         ({**own, "epsilon": True}, "must be None or a number"),
         ({**own, "epsilon": 0.2, "controller": {"epsilon": 0.2}}, "must come from state_dict"),
     ):
-        with pytest.raises(ValueError, match=message):
-            states.load_state_dict(wrong)
+        refused(message, states.load_state_dict, wrong)
         assert states.epsilon == 0.07 and states.radius.controller is None
 
 
@@ -416,8 +404,7 @@ def test_a_text_state_holds_three_turns_where_a_kernel_value_reads_it():
     for turns in (None, 2):
         assert Settings(method="bipace", embedder="ngram", text_turns=turns).turns_of_text == (turns or 1)
     for wrong in (0, True, 1.5):
-        with pytest.raises(ValueError, match="text_turns must be an int of at least 1"):
-            Settings(text_turns=wrong)
+        refused("text_turns must be an int of at least 1", Settings, text_turns=wrong)
 
 
 OF_TRL = {"1.16.0+cu1": False, "1.0.0.post1": False, "1.17.0.dev0": True, "0.9": True, "main": True, None: True}
@@ -460,8 +447,7 @@ def test_entries_that_only_rollouts_of_other_processes_give_are_missing_here():
     with pytest.warns(RuntimeWarning, match=r"infos\['rewards'\] must have one entry per turn of the model, but row 0"):
         found = rows.fitted(States(Settings()), ["step_rewards"])
     assert found.scores.isnan().all() and np.isnan(found.extra["step_rewards"]).all()
-    with pytest.raises(ValueError, match="row 0 has 0 for 2 turns"):
-        rows.fitted(States(Settings(on_invalid="raise")), ["step_rewards"])
+    refused("row 0 has 0 for 2 turns", rows.fitted, States(Settings(on_invalid="raise")), ["step_rewards"])
 
 
 @pytest.mark.parametrize("beyond", ["last", "ignore"])

@@ -18,6 +18,7 @@ import typer
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig
 from environment import Explained, TextCraft, published
 from model import load, load_split, make_model, make_split, make_tokenizer, save, save_split
+from refusals import refused
 from rivals import CREDITS, StepMeans, ValueHead, states_before_commands
 from rollout import CLOSE, COMMAND_TOKENS, OPEN, _closed, _ends, answer_text, play
 from safetensors.torch import load_file
@@ -251,8 +252,7 @@ def test_a_warm_start_goes_on_after_the_lesson_that_it_finished(tokenizer, split
 def test_a_warm_start_of_other_settings_is_refused(start, tmp_path):
     (tmp_path / "warm_start.json").write_text(json.dumps({"settings": SMALL.of_warm_start()}))
     warm(tmp_path, CHANGE)
-    with pytest.raises(typer.BadParameter, match=r"other settings \(width=32\)"):
-        warm(tmp_path, [*CHANGE, "width=64"])
+    refused(r"other settings \(width=32\)", warm, tmp_path, [*CHANGE, "width=64"], error=typer.BadParameter)
 
 
 def test_finished_runs_are_left_alone_not_mixed_and_the_same_from_their_json(start, tmp_path):
@@ -261,8 +261,7 @@ def test_finished_runs_are_left_alone_not_mixed_and_the_same_from_their_json(sta
     before = path.stat()
     run("grpo", 1, tmp_path, start, CHANGE)
     assert path.stat().st_mtime_ns == before.st_mtime_ns
-    with pytest.raises(ValueError, match=r"made with other settings \(gamma=0.95\)"):
-        run("grpo", 1, tmp_path, start, [*CHANGE, "gamma=0.5"])
+    refused(r"made with other settings \(gamma=0.95\)", run, "grpo", 1, tmp_path, start, [*CHANGE, "gamma=0.5"])
     run("gae", 1, tmp_path, start, CHANGE)
     with pytest.raises(typer.Exit) as ended:
         again(tmp_path / "gae-g3-seed1.json", tmp_path / "again", start)
@@ -402,8 +401,6 @@ def test_a_warm_start_takes_the_highest_temperature_that_is_nearly_best_and_cann
         assert comparison.sharpened(model, rows) == 0.5
         np.testing.assert_allclose(model(input_ids=ids).logits.numpy(), before.numpy() / 0.5, rtol=1e-5, atol=1e-6)
     measured = [{"tasks": "validation"} | row for row in rows]
-    with pytest.raises(ValueError, match="at most 5 points less at 1"):
-        comparison.check_start(measured)
+    refused("at most 5 points less at 1", comparison.check_start, measured)
     comparison.check_start([row | {"success": [0.4]} for row in measured])
-    with pytest.raises(ValueError, match="25 to 50 %"):
-        comparison.check_start([row | {"success": [0.6]} for row in measured])
+    refused("25 to 50 %", comparison.check_start, [row | {"success": [0.6]} for row in measured])

@@ -12,6 +12,7 @@ from bipace_kernels.integrations.verl import driver_v0
 from bipace_kernels.integrations.verl.estimator import HIDDEN, Bipace, estimate, settings_of
 from marks import slow
 from paths import program
+from refusals import refused
 from verl_stand_ins import Words, config, default, of, run_of
 
 import bipace_kernels as bk
@@ -125,8 +126,7 @@ def test_two_pluses_set_a_key_with_and_without_a_configuration(before):
      "cluster_on=workers leaves states on the workers, but epsilon=follow"),
 ])  # fmt: skip
 def test_settings_say_what_is_wrong_by_verl_s_names(changes, settings, message):
-    with pytest.raises(ValueError, match=message):
-        of(changes, **settings)
+    refused(message, of, changes, **settings)
 
 
 def test_gamma_and_lambda_are_bipace_s_own_then_the_trainer_s_then_the_paper_s():
@@ -304,10 +304,8 @@ def test_a_row_whose_entries_fit_no_turns_is_set_aside(advantages, name):
     whole.batch["token_level_scores"] = whole.batch["token_level_rewards"] = gone
     want, _ = advantages(of(method="gigpo"), whole)
     assert torch.equal(got, want) and not got[3].any() and got[:3].any()
-    with pytest.raises(ValueError, match="row 3 has 1 for 2"):
-        advantages(of(method="gigpo", on_invalid="raise"), batch(MULTI, **short))
-    with pytest.raises(ValueError, match="must have one entry per turn"):
-        advantages(of(method="gigpo"), batch(MULTI, **{name: [["x"] * 9] * 4}))
+    refused("row 3 has 1 for 2", advantages, of(method="gigpo", on_invalid="raise"), batch(MULTI, **short))
+    refused("must have one entry per turn", advantages, of(method="gigpo"), batch(MULTI, **{name: [["x"] * 9] * 4}))
 
 
 @pytest.mark.parametrize("value", ["kernel", "cluster", "group"])
@@ -431,8 +429,7 @@ def test_states_follow_their_rows_and_those_of_another_batch_are_refused(advanta
 def test_fields_that_are_missing(advantages, name):
     data = batch(MULTI)
     (data.batch if name in data.batch else data.non_tensor_batch).pop(name)
-    with pytest.raises(ValueError, match=f"{name} is missing in the batch, and algorithm.adv_estimator=bipace needs"):
-        advantages(of(), data)
+    refused(f"{name} is missing in the batch, and algorithm.adv_estimator=bipace needs", advantages, of(), data)
 
 
 def test_a_trainer_that_hands_nothing_over():

@@ -18,6 +18,7 @@ from bipace_kernels.integrations.verl_agent.batch import HIDDEN, HIDDEN_IDS, IDS
 from bipace_kernels.integrations.verl_agent.capture import log_prob
 from omegaconf import OmegaConf
 from paths import program
+from refusals import refused
 from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
 from transformers import PreTrainedTokenizerFast
@@ -376,8 +377,7 @@ def test_rows_that_are_not_finite_are_set_aside_or_stop_the_run(ready):
     batch.batch["token_level_rewards"][3, 0] = torch.nan
     spoilt = batch.batch[IDS][:, 1] == bad
     before = {k: v.clone() for k, v in batch.batch.items()}
-    with pytest.raises(ValueError, match="finite"):
-        write_advantages(batch, replace(ON, bisim_on_invalid="raise"))
+    refused("finite", write_advantages, batch, replace(ON, bisim_on_invalid="raise"))
     assert set(batch.batch.keys()) == set(before), "a failure leaves nothing behind"
     metrics = write_advantages(batch, ON)
     assert torch.equal(batch.batch["advantages"].any(1), ~spoilt & batch.batch["advantages"].any(1))
@@ -391,12 +391,10 @@ def test_hidden_states_that_are_missing_or_of_another_batch(ready):
     with pytest.raises(ValueError, match=r"python -m bipace_kernels\.integrations\.verl_agent.*bisim_embedder=ngram"):
         write_advantages(batch, settings)
     batch.batch[HIDDEN], batch.batch[HIDDEN_IDS] = torch.randn(len(batch), 8), ready(6, settings).batch[IDS]
-    with pytest.raises(ValueError, match="of other rows than the batch"):
-        write_advantages(batch, settings)
+    refused("of other rows than the batch", write_advantages, batch, settings)
     assert "advantages" not in batch.batch
     batch.batch.pop(IDS)
-    with pytest.raises(ValueError, match=r"mark\(\) the batch before adjust_batch"):
-        write_advantages(batch, settings)
+    refused(r"mark\(\) the batch before adjust_batch", write_advantages, batch, settings)
 
 
 @pytest.mark.parametrize("cause", ["actor_rollout_ref.actor.use_invalid_action_penalty", "algorithm.use_kl_in_reward"])
@@ -441,8 +439,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
 ])  # fmt: skip
 def test_settings_that_make_no_sense_name_the_key_and_the_cure(tmp_path, overrides, message):
     config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True", *overrides)
-    with pytest.raises(ValueError, match=message):
-        Settings.of(config)
+    refused(message, Settings.of, config)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -523,8 +520,7 @@ def test_under_ulysses_each_rank_gives_the_rows_of_its_slice(tokenizer, monkeypa
         wanted.append(torch.cat(parts)[lengths.cumsum(0) - lengths + prompts - 1])
     torch.testing.assert_close(total, torch.cat(wanted), atol=1e-6, rtol=1e-6)
     micro_batches[0]["multi_modal_inputs"] = []
-    with pytest.raises(ValueError, match="images under Ulysses"):
-        log_prob(worker, compute_log_prob, batch)
+    refused("images under Ulysses", log_prob, worker, compute_log_prob, batch)
     assert "_forward_micro_batch" not in vars(worker.actor)
 
 
@@ -591,8 +587,7 @@ def test_a_layer_that_the_model_lacks_is_told_before_any_update(tmp_path, tokeni
     config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True")
     trainer = trainer_of(config, tokenizer, rollout(12, tokenizer))
     attach(type(trainer), settings_of(config))
-    with pytest.raises(ValueError, match=r"algorithm\.gigpo\.bisim_layer=-8: layer must be an index into hidden_sta"):
-        trainer.fit()
+    refused(r"algorithm\.gigpo\.bisim_layer=-8: layer must be an index into hidden_sta", trainer.fit)
     assert trainer.actor_rollout_wg.seen is None
 
 

@@ -10,6 +10,7 @@ import torch
 from batches import CONFIGS, make_batch, spread_out
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.support import warnings as _warnings
@@ -152,9 +153,9 @@ def test_value_r2_by_hand_and_where_returns_do_not_vary():
     assert alone.value_r2() == bk.ValueR2(r2=None, coverage=0.0, stderr=None)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_choose_epsilon_refuses():
+    x, group = spread_out(n=60)
+    for changes, words in (
         ({"band": (8, 4)}, "band must be in order"),
         ({"band": 4}, "band must be a pair"),
         ({"bounds": (0.0, 0.4)}, r"bounds\[0\] must be a number in"),
@@ -164,12 +165,8 @@ def test_value_r2_by_hand_and_where_returns_do_not_vary():
         ({"step": [0] * 60}, "trajectory is missing"),
         ({"fingerprint": np.zeros((60, 3))}, "got zeros, which have no direction, at rows 0, 1, 2, 3, 4 and 55 more;"),
         ({"fingerprint": np.zeros((0, 3)), "group": []}, "at least one row"),
-    ],
-)
-def test_choose_epsilon_refuses(changes, words):
-    x, group = spread_out(n=60)
-    with pytest.raises(ValueError, match=words):
-        bk.choose_epsilon(**{"fingerprint": x, "group": group, **changes})
+    ):
+        refused(words, bk.choose_epsilon, **{"fingerprint": x, "group": group, **changes})
 
 
 def test_metrics_do_not_change_with_the_callers_keys():
@@ -188,5 +185,4 @@ def test_the_mask_of_bad_states_is_checked():
     n = len(result.advantage)
     want = result.with_bad_states(torch.arange(n) == 0).metrics()["bipace/invalid_row_fraction"]
     assert result.with_bad_states([1] + [0] * (n - 1)).metrics()["bipace/invalid_row_fraction"] == want == 1 / n
-    with pytest.raises(ValueError, match=rf"bad must have shape \[N\] = \[{n}\]"):
-        result.with_bad_states(torch.zeros(n + 1, dtype=torch.bool))
+    refused(rf"bad must have shape \[N\] = \[{n}\]", result.with_bad_states, torch.zeros(n + 1, dtype=torch.bool))

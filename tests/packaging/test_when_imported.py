@@ -4,6 +4,7 @@ import importlib
 import sys
 
 import pytest
+from refusals import refused
 
 from bipace_kernels.support.when_imported import when_imported
 
@@ -39,9 +40,7 @@ def test_a_call_comes_after_the_module_s_own_code_and_once(package):
 def test_a_module_that_fails_calls_nothing_and_one_that_is_missing_is_missing(package, tmp_path):
     (tmp_path / "waited_for" / "part.py").write_text("raise OSError('own error')\n")
     when_imported("waited_for.part", lambda: package.append("called"))
-    with pytest.raises(OSError, match="own error"):
-        importlib.import_module("waited_for.part")
+    refused("own error", importlib.import_module, "waited_for.part", error=OSError)
     when_imported("waited_for.none", lambda: package.append("called"))
-    with pytest.raises(ModuleNotFoundError, match=r"waited_for\.none"):
-        importlib.import_module("waited_for.none")
+    refused(r"waited_for\.none", importlib.import_module, "waited_for.none", error=ModuleNotFoundError)
     assert package == []

@@ -13,6 +13,7 @@ from batches import CONFIGS, OUTPUTS, assert_same
 from hypothesis import given
 from hypothesis import strategies as st
 from lying import LyingList
+from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.inputs import checks
@@ -31,22 +32,18 @@ def run(config=None, **changes):
     [pytest.param(name, *case, id=f"{name}{i}") for name, cases in BAD.items() for i, case in enumerate(cases)],
 )
 def test_bad_argument(name, value, error, words):
-    with pytest.raises(error, match=words):
-        run(**{name: value})
+    refused(words, run, error=error, **{name: value})
 
 
 def test_missing_and_unordered_observations():
     for name in ("gigpo", "hgpo", "bipace_similar"):
-        with pytest.raises(ValueError, match="observation is missing"):
-            run(CONFIGS[name], observation=None)
+        refused("observation is missing", run, CONFIGS[name], observation=None)
     with pytest.raises(TypeError, match="observation must hold str for partition='similar', got int at row 0"):
         run(CONFIGS["bipace_similar"], observation=list(range(N)))
-    with pytest.raises(TypeError, match="observation"):
-        run(CONFIGS["gigpo"], observation=[["un", "hashable"]] * N)
+    refused("observation", run, CONFIGS["gigpo"], error=TypeError, observation=[["un", "hashable"]] * N)
     for name in ("gigpo", "bipace_similar"):  # the order of a set differs from process to process
         for value in ({str(i) for i in range(N)}, {str(i): i for i in range(N)}):
-            with pytest.raises(TypeError, match="observation must be a list or array with"):
-                run(CONFIGS[name], observation=value)
+            refused("observation must be a list or array with", run, CONFIGS[name], error=TypeError, observation=value)
 
 
 def test_padding_may_hold_anything(backend):
@@ -110,12 +107,9 @@ def test_weight_zero_keeps_the_sign_of_zero(backend):
 
 def test_to_tokens_refuses():
     for value, words in (([math.nan], "must be finite"), ([1j], "must be real"), ([[1.0]], "shape")):
-        with pytest.raises((ValueError, TypeError), match=words):
-            bk.to_tokens(value, [[1]])
-    with pytest.raises(ValueError, match=r"mask must have shape \[B, T\] with B = 1"):
-        bk.to_tokens([1.0], [1, 1])
-    with pytest.raises(ValueError, match="0 and 1 only"):
-        bk.to_tokens([1.0], [[0.5]])
+        refused(words, bk.to_tokens, value, [[1]], error=(ValueError, TypeError))
+    refused(r"mask must have shape \[B, T\] with B = 1", bk.to_tokens, [1.0], [1, 1])
+    refused("0 and 1 only", bk.to_tokens, [1.0], [[0.5]])
     with pytest.raises(TypeError, match="pass its `advantage`"):
         bk.to_tokens(bk.advantage([0, 0], [0, 1], [1.0, 0.0], config=bk.Config.grpo()), torch.ones(2, 3))
 
@@ -141,29 +135,24 @@ def test_unsigned_integers_of_a_gpu_are_read_without_a_look(monkeypatch):
 
 def test_first_error_wins_in_a_fixed_order():
     """Shapes and names before values: a NaN reward does not hide a wrong length."""
-    with pytest.raises(ValueError, match="action_key must have one entry per row"):
-        run(rewards=np.full(N, np.nan), action_key=[1])
-    with pytest.raises(ValueError, match="fingerprint must have shape"):
-        run(rewards=np.full(N, np.nan), fingerprint=np.zeros((N, 2, 2)))
+    refused("action_key must have one entry per row", run, rewards=np.full(N, np.nan), action_key=[1])
+    refused("fingerprint must have shape", run, rewards=np.full(N, np.nan), fingerprint=np.zeros((N, 2, 2)))
 
 
 def test_unused_arguments_are_checked_for_length_only():
     run(CONFIGS["gigpo"], fingerprint=["anything"] * N, action_key=["no key"] * N)
     run(CONFIGS["bigpo"], observation=[object()] * N)
     run(CONFIGS["bigpo"], rewards=["x"] * N, returns=np.ones(N), episode_return=np.ones(N))
-    with pytest.raises(ValueError, match="fingerprint must have one entry per row"):
-        run(CONFIGS["gigpo"], fingerprint=["anything"])
+    refused("fingerprint must have one entry per row", run, CONFIGS["gigpo"], fingerprint=["anything"])
 
 
 def test_devices_must_agree_and_ids_be_on_the_host():
     with pytest.raises(ValueError, match=r"all tensors must be on one device, got .*\.to\(device\)"):
         run(rewards=torch.zeros(N), fingerprint=torch.zeros(N, 4, device="meta"))
-    with pytest.raises(bk.BackendError, match=r"tensors on meta.*\.cpu\(\)"):
-        run(fingerprint=torch.zeros(N, 4, device="meta"))
+    refused(r"tensors on meta.*\.cpu\(\)", run, error=bk.BackendError, fingerprint=torch.zeros(N, 4, device="meta"))
     ids = torch.zeros(3, dtype=torch.int64, device="meta")
     for call in (lambda: bk.layout(ids, ids), lambda: bk.trajectory_ids(ids, ids)):
-        with pytest.raises(bk.BackendError, match=r"tensors on meta.*\.cpu\(\)"):
-            call()
+        refused(r"tensors on meta.*\.cpu\(\)", call, error=bk.BackendError)
 
 
 def test_layout_and_valid():
@@ -171,10 +160,8 @@ def test_layout_and_valid():
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step, valid)
     ids = {"group": None, "trajectory": None, "step": None}
     run(layout=lay, valid=valid, **ids)
-    with pytest.raises(ValueError, match="valid must be None or the mask that the layout was made with"):
-        run(layout=lay, valid=~valid, **ids)
-    with pytest.raises(ValueError, match="rewards must have one entry per row"):
-        run(layout=lay, **{**ids, "rewards": BATCH.rewards[:-1]})
+    refused("valid must be None or the mask that the layout was made with", run, layout=lay, valid=~valid, **ids)
+    refused("rewards must have one entry per row", run, layout=lay, **{**ids, "rewards": BATCH.rewards[:-1]})
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
@@ -277,8 +264,7 @@ def test_a_column_that_is_not_as_long_as_its_len_says(name):
         def __array__(self, *_args, **_options):
             return np.arange(N // 2)
 
-    with pytest.raises(ValueError, match=rf"{name} must have shape \[N\] = \[{N}\]"):
-        run(CONFIGS["gigpo"], **{name: Column()})
+    refused(rf"{name} must have shape \[N\] = \[{N}\]", run, CONFIGS["gigpo"], **{name: Column()})
 
 
 def test_the_callers_tensors_are_never_changed(backend):
@@ -334,8 +320,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("arguments", "cure"), MISTAKES, ids=["texts", "actions", "tuple"])
 def test_a_likely_mistake_gets_its_cure(arguments, cure):
-    with pytest.raises(TypeError, match=cure):
-        bk.advantage([0, 0, 0, 0], [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], **arguments)
+    refused(cure, bk.advantage, [0, 0, 0, 0], [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], error=TypeError, **arguments)
 
 
 def test_the_package_lists_its_public_names_only():
@@ -396,8 +381,7 @@ def test_unaligned_arrays_are_copied():
 
 def test_masked_arrays_in_lists_are_refused():
     rows = [np.array([1.0, 2.0]), np.ma.masked_array([1.0, 2.0], mask=[False, True])]
-    with pytest.raises(TypeError, match="fingerprint must not be a masked array"):
-        bk.cluster(rows, [0, 0], epsilon=0.1)
+    refused("fingerprint must not be a masked array", bk.cluster, rows, [0, 0], error=TypeError, epsilon=0.1)
     rows[1] = np.ma.masked_array([1.0, 2.0], mask=False)  # nothing is masked
     assert bk.cluster(rows, [0, 0], epsilon=0.1).tolist() == [0, 0]
     images = [np.array([1, 2]), np.ma.masked_array([1, 2], mask=[False, True])]
@@ -414,7 +398,5 @@ def test_an_unknown_argument_or_field_of_a_preset_suggests_one():
         (bk.Config.gae, {"lam": 0.9}, "gae_lambda"),
         (bk.Config.grpo, {"gama": 0.9}, "gamma"),
     ):
-        with pytest.raises(TypeError, match=f"did you mean '{near}'"):
-            make(**fields)
-    with pytest.raises(TypeError, match="Config has no field 'xyzzy'"):
-        bk.Config.gigpo(xyzzy=1)
+        refused(f"did you mean '{near}'", make, error=TypeError, **fields)
+    refused("Config has no field 'xyzzy'", bk.Config.gigpo, error=TypeError, xyzzy=1)

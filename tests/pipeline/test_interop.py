@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import CONFIGS, OUTPUTS, make_batch
+from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.inputs import interop
@@ -110,8 +111,7 @@ def test_the_cuda_array_interface_is_read_and_has_no_way_back():
     value = OnlyInterface()
     assert interop.is_interop_array(value)
     assert interop.from_dlpack_of({"fingerprint": value, "rewards": None, "returns": None}) is None
-    with pytest.raises(TypeError, match="rewards must be an array that torch can read"):
-        interop.to_torch(value, "rewards")
+    refused("rewards must be an array that torch can read", interop.to_torch, value, "rewards", error=TypeError)
 
 
 def test_what_numpy_reads_is_read_by_numpy():

@@ -13,6 +13,7 @@ import torch
 from batches import CONFIGS, assert_same, make_batch
 from marks import slow
 from op_cases import OPS, op_cases
+from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.backends import dispatch
@@ -240,8 +241,7 @@ def test_ops_refuse_what_kernels_would_misread(name, changes, error, words):
     names = [a.name for a in op.default._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     op(**given)
-    with pytest.raises(error, match=words):
-        op(**given | {k: change(given.get(k)) for k, change in changes.items()})
+    refused(words, op, error=error, **given | {k: change(given.get(k)) for k, change in changes.items()})
 
 
 @pytest.mark.parametrize(("name", "argument"), PLACES)
@@ -264,8 +264,7 @@ def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
             words = f"{argument} must hold numbers from {lowest} to below {letter} = "
             wrong[0][0], wrong[1][-1], wrong[2][0] = lowest - 1, 1 << 53, 1 << 62
         for changed in wrong:
-            with pytest.raises(ValueError, match=re.escape(words)):
-                op(**given | {argument: changed.view_as(right)})
+            refused(re.escape(words), op, **given | {argument: changed.view_as(right)})
         refused += 1
     assert refused
 
@@ -304,5 +303,4 @@ def test_handles_go_with_their_objects():
     gone = handles.handle_of(lay)
     del lay, thing, other
     gc.collect()
-    with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep Layout and Config"):
-        handles.find(gone)
+    refused(f"no object has the handle {gone} any more; keep Layout and Config", handles.find, gone, error=RuntimeError)
