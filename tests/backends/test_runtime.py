@@ -284,8 +284,9 @@ def _exact(native, out):
 
 def _history(native, out):
     codes, ends = torch.arange(len(out) // 8), torch.tensor([0, len(out) // 8])
-    begins, ends_at = codes.data_ptr(), ends.data_ptr()
-    return lambda: native.cluster_history(begins, 0, ends_at, 1, ends_at, 1, 8, out.data_ptr())
+    return lambda: native.cluster_history(
+        codes.data_ptr(), 0, ends.data_ptr(), 1, ends.data_ptr(), 1, 8, out.data_ptr()
+    )
 
 
 def _different_texts(native, out):

@@ -508,8 +508,11 @@ def test_rows_and_states_of_another_batch_and_logs_without_the_tool_loop(tmp_pat
         bipace_advantages(*given, batch["rewards"][:4], trainer._bipace)
     with pytest.raises(ValueError, match="hidden must have one row per turn"):
         bipace_advantages(*given, batch["rewards"], trainer._bipace, hidden=torch.ones(3, 32))
+    trainer = trained(tmp_path, max_steps=1)
+    batch = trainer.batches[0]
     trainer.environments = [SimpleNamespace(step_rewards=[1.0]) for _ in batch["inputs"]]
-    refused("loop must be given to bipace_advantages", bipace_advantages, *given, batch["rewards"], trainer._bipace)
+    given = (trainer, batch["inputs"], batch["output"], batch["rewards"], trainer._bipace)
+    refused("loop must be given to bipace_advantages", bipace_advantages, *given)
 
 
 def test_the_function_for_trainers_of_one_s_own(tmp_path):
