@@ -351,7 +351,7 @@ def test_bad_input_changes_nothing():
 
 def test_states_of_something_else():
     controller = bk.EpsilonController()
-    before, state = controller.state_dict(), controller.state_dict()
+    before = controller.state_dict()
     for change, words in (
         (lambda s: s.pop("moves"), "state must come from state_dict"),
         (lambda s: s.update(epsilon=0.9), r"state\['epsilon'\] must be a number in \[0.02, 0.4\]"),
@@ -360,6 +360,7 @@ def test_states_of_something_else():
         (lambda s: s.update(epsilon=0.3, reason=None), r"state\['reason'\] must be str, got None"),
         (lambda s: s.update(epsilon=0.3, singletons=1.5), r"state\['singletons'\] must be a number in \[0, 1\]"),
     ):
+        state = controller.state_dict()
         change(state)
         refused(words, controller.load_state_dict, state)
         refused("state must come from state_dict", controller.load_state_dict, [])

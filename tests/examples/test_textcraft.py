@@ -101,8 +101,8 @@ def test_rules(command, observation, after):
 
 def test_class_slots_inventories_and_the_end():
     env = holding("chest", [], oak_planks=4, birch_planks=8)
-    refused, *_ = env.step("craft 1 chest using 4 oak planks, 4 birch planks")
-    assert refused == "Could not find a valid recipe for minecraft:chest"
+    said, *_ = env.step("craft 1 chest using 4 oak planks, 4 birch planks")
+    assert said == "Could not find a valid recipe for minecraft:chest"
     assert env.step("craft 1 chest using 8 birch planks") == ("Crafted 1 minecraft:chest", 1.0, True)
     env = holding("stick", [])
     assert env.step("inventory")[0] == "Inventory: You are not carrying anything."

@@ -247,7 +247,7 @@ def test_ops_refuse_what_kernels_would_misread(name, changes, error, words):
 @pytest.mark.parametrize(("name", "argument"), PLACES)
 def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
     """Native code would read or write there, or count for ever: an op looks first where the tensors are on the CPU."""
-    op, refused = getattr(torch.ops.bipace, name), 0
+    op, wrongs = getattr(torch.ops.bipace, name), 0
     for args, kwargs in op_cases(name, "cpu"):
         given = dict(zip([x.name for x in op.default._schema.arguments], args, strict=False)) | kwargs
         right = given.get(argument)
@@ -265,8 +265,8 @@ def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
             wrong[0][0], wrong[1][-1], wrong[2][0] = lowest - 1, 1 << 53, 1 << 62
         for changed in wrong:
             refused(re.escape(words), op, **given | {argument: changed.view_as(right)})
-        refused += 1
-    assert refused
+        wrongs += 1
+    assert wrongs
 
 
 def test_all_other_integers_are_compared_only():
