@@ -16,7 +16,7 @@ from rollout import play
 from trained_tokenizers import learnt
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bench import truth, truth_batches, truth_sets
+from bench import truth_batches, truth_measures, truth_rows, truth_sets
 from bench.make_truth import language_model as maker
 from bench.make_truth.model import DIRECTIONS, SKETCH, _coordinates, _gradients, split
 from bench.make_truth.textcraft import POLICY
@@ -142,8 +142,9 @@ def test_a_set_goes_on_where_it_was_interrupted(language, small, tmp_path, monke
     assert sorted(found.hidden) == [2, 4, 5] and np.isfinite(found.hidden[5]).all()
     assert (np.isfinite(found.hidden[2]).all(axis=1) == (rank < 2)).all()
     assert found.gradient.any(axis=1).all()
-    result = truth.measure(path, [row for row in truth.table() if row.name in truth.BASELINES], [2])
-    assert len(result.gradients) == len(truth.BASELINES)
+    rows = [row for row in truth_rows.table() if row.name in truth_rows.BASELINES]
+    result = truth_measures.measure(path, rows, [2])
+    assert len(result.gradients) == len(truth_rows.BASELINES)
     assert all(np.isfinite(of.cosine()) for of in result.gradients.values())
 
 
