@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 from babyai import BabyAI, lesson, tasks
+from rich.progress import track
 
 TEXTCRAFT = Path(__file__).resolve().parent.parent / "textcraft"
 if str(TEXTCRAFT) not in sys.path:  # the trainer and the comparison; its modules import each other by their bare names
@@ -37,6 +38,7 @@ DEFAULTS = Settings(
 # Seeds of the rooms: no room of one part is in another.
 TRAIN, LESSONS, VALIDATION, TEST = 0, range(1_000_000, 2_000_000), 2_000_000, 3_000_000
 VALIDATION_TASKS = 200
+SHOWN = 6000  # episodes of the expert, drawn once: one takes three times as long as its share of an update
 # What becomes a piece of its own: a command, a thing, where it stands.  BPE makes these one token or few.
 PIECES = (
     r"</action>|<action>[a-z ]+|(?:(?:locked|closed|open) )?(?:red|green|blue|purple|yellow|grey) (?:ball|box|key|door)"
@@ -68,11 +70,13 @@ def warm(out: Model = HERE / "warm_start", change: Set = [], threads: Threads = 
     settings = Settings.of(change, DEFAULTS)
     of_rooms, parts = world(settings=settings)
     rng = random.Random("tokenizer")
-    texts = ["".join(text for text, _ in lesson(rng, settings.horizon, LESSONS)) for _ in range(500)]
+    episodes = [lesson(rng, settings.horizon, LESSONS) for _ in track(range(SHOWN), "The expert's episodes")]
+    texts = ["".join(text for text, _ in episode) for episode in episodes[:500]]
     tokenizer = train_tokenizer(texts, Regex(PIECES), settings.vocabulary)
+    shown = [tokens_of(episode, tokenizer) for episode in episodes]
 
     def draw(rng: random.Random) -> tuple[list[int], list[int]]:
-        return tokens_of(lesson(rng, settings.horizon, LESSONS), tokenizer)
+        return rng.choice(shown)
 
     try:
         short_lesson(out, settings, tokenizer, of_rooms, parts, draw, threads)
