@@ -168,6 +168,38 @@ def test_every_kind_of_ids_gives_the_same_keys(backend, mode):
         assert before is None or torch.equal(before, kind)
 
 
+@pytest.mark.parametrize("offset", range(8))
+def test_every_storage_offset(offset):
+    want = keys_of(MATRIX, token_bytes=TABLE)
+    for dtype in (torch.int32, torch.int64):
+        storage = torch.full((MATRIX.numel() + 8,), 300, dtype=dtype)
+        view = storage[offset : offset + MATRIX.numel()].view(MATRIX.shape)
+        view.copy_(MATRIX)
+        assert keys_of(view, token_bytes=TABLE) == want
+    mask_storage = torch.zeros(MATRIX.numel() + 8, dtype=torch.bool)
+    mask = mask_storage[offset : offset + MATRIX.numel()].view(MATRIX.shape)
+    mask.fill_(True)
+    assert keys_of(MATRIX, mask=mask, token_bytes=TABLE) == want
+
+
+def test_arrays_of_text():
+    texts = ["<action>a</action>", "b", "漢"]
+    for same in (tuple(texts), np.array(texts), np.array(texts, dtype=object)):
+        assert keys_of(same) == keys_of(texts)
+
+
+def test_strided_mask(backend):
+    ids = MATRIX.clone()
+    ids[:, 8] = -100
+    mask = torch.zeros(ids.shape[1] * 2, ids.shape[0] * 3, dtype=torch.int64)
+    mask[::2, ::3] = 1
+    view = mask[::2, ::3].t()
+    view[:, 8] = 0
+    want = [key(f"o {i:02d}".encode(), 2) for i in range(37)]
+    for rows, mask in ((ids, view), (ids.to(torch.int32), view.to(torch.int32)), (ids, view != 0)):
+        assert keys_of(rows, mask=mask, token_bytes=TABLE, backend=backend)[0] == want
+
+
 def test_outputs_are_written_and_nothing_beside_them(monkeypatch):
     guards = []
 
@@ -312,6 +344,12 @@ def test_nothing_in_nothing_out(backend, mode):
     want = key(b"", 4 if mode == "text" else 1)
     assert keys_of(no_columns, mode=mode, token_bytes=TABLE, backend=backend) == ([want] * 3, [False] * 3)
     assert keys_of([[], [], []], mode=mode, token_bytes=TABLE, backend=backend) == ([want] * 3, [False] * 3)
+
+
+def test_empty_table():
+    ids, mask = torch.tensor([[3]]), torch.tensor([[False]])
+    assert keys_of(ids, mask=mask, token_bytes=table_of([])) == ([key(b"", 1)], [False])
+    assert keys_of(ids, token_bytes=table_of([b""] * 4)) == ([key(struct.pack("<q", 3), 1)], [False])
 
 
 @pytest.mark.parametrize("mode", ["action_tag", "text"])

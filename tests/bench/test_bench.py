@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -47,6 +48,36 @@ def test_all_stages_run_and_no_result_differs(everything):
     assert {t["met"] for t in found["targets"]} == {None}, "tiny sizes must not claim a target"
 
 
+@pytest.mark.slow
+def test_json_schema(everything):
+    _, found = everything
+    assert set(found) == {"schema", "machine", "ceilings", "rows", "scaling", "growth", "memory", "targets"}
+    assert found["schema"] == stages.SCHEMA
+    for name in ("cpu", "cores", "package", "torch", "numpy", "blas", "commit", "date", "threads"):
+        assert found["machine"][name]
+    assert all(value > 0 for value in found["ceilings"].values())
+    for row in found["rows"]:
+        kinds = get_type_hints(stages.Row)
+        assert row.keys() == kinds.keys()
+        for name, kind in kinds.items():
+            assert isinstance(row[name], kind), (name, row)
+        if row["kind"] == "not available":
+            assert row["note"] and row["median_ms"] is None
+        else:
+            assert row["median_ms"] > 0 and row["rounds"] >= 2 and math.isfinite(row["ratio"])
+    for stage in ("clusters", "advantage", "ngrams"):  # the copy is on every chart that has fingerprints
+        assert any(r["stage"] == stage and r["kind"] == "bound" for r in found["rows"])
+    assert {t["met"] for t in found["targets"]} == {None}, "tiny sizes must not claim a target"
+
+
+@pytest.mark.slow
+def test_chosen_stages_only(tmp_path):
+    assert run.main(["clusters", "clusters", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert {row["stage"] for row in found["rows"]} == {"clusters"}
+    assert found["machine"]["threads"] == 1
+
+
 def test_planted_states_come_out():
     x = stages.Hidden(TINY)
     assert stages._check_states(x.batch, x.cluster())
@@ -64,6 +95,13 @@ def test_workloads_are_seeded_and_strings_fresh():
     assert copies == texts == workloads.observations(b)
     assert not any(x is y for x, y in zip(copies, texts, strict=True))
     assert len({id(x) for x in copies}) == len(copies)
+
+
+def test_every_state_is_visited():
+    for shape in (*workloads.CLUSTERING, workloads.TRAINING[0]):
+        batch = workloads.steps(shape)
+        for start, end in zip(batch.offsets, batch.offsets[1:], strict=False):
+            assert len(np.unique(batch.state[start:end])) == shape.states
 
 
 @pytest.mark.parametrize("name", ["numpy", "numpy_pool", "torch_loop"])
@@ -125,6 +163,12 @@ def test_a_slow_side_sits_out_after_its_fewest_rounds():
     effort = measure.Effort(rounds=6, seconds=0.0, fewest=2, warm_up=False, flush_bytes=64)
     measure.compare([measure.Side("slow", slow), measure.Side("fast", fast)], effort)
     assert calls == {"slow": 2, "fast": 2}
+
+
+def test_median_and_quartiles():
+    timing = measure.Timing([5.0, 1.0, 2.0, 3.0, 4.0])
+    assert (timing.median, timing.iqr) == (3.0, 2.0)
+    assert measure.Timing([7.0]).iqr == 0.0
 
 
 def test_cluster_work_counts_open_centroids():

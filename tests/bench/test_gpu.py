@@ -451,6 +451,14 @@ def test_a_killed_first_run_has_all_its_lines_on_disk(interpreter, tmp_path):
         time.sleep(0.05)
 
 
+def test_script_is_sound():
+    program("bash", "-n", SCRIPT)
+    done = program("bash", SCRIPT, "--help")
+    for name in (*gpu.DEFAULT, *gpu.CHECKS, "build", "ncu", "WHEELS", "COMMIT"):
+        assert name in done.stdout
+    program("bash", SCRIPT, status=2)
+
+
 @pytest.mark.parametrize("plan", ["plan-1", "plan-2", "plan-3"])
 def test_a_plan_runs_its_parts_whatever_fails(plan, tmp_path):
     """By an interpreter that writes down what it is asked for, and fails at the first."""

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import bipace_kernels as bk
 from bipace_kernels.cli import advantage, output, rollouts, states
 from bipace_kernels.cli.outcomes import format_r2
+from bipace_kernels.settings import settings_of
 from bipace_kernels.support import files
 from bipace_kernels.support.errors import InputError, Named, Rows
 
@@ -232,6 +233,17 @@ def test_a_preset_s_own_choice(golden, out, preset, flag, choice):
     assert any(read["advantage"]) and len(read.get("value", [])) == (preset == "gae") * len(read["advantage"])
 
 
+def test_help_names_every_choice():
+    """The choices in the help are those of Config."""
+    import typer
+
+    options = typer.main.get_command(app).commands["advantage"].params
+    helps = {option.opts[0]: option.help for option in options if hasattr(option, "help")}
+    for name, row in settings_of(bk.Config).items():
+        for choice in row.accepts if row.kind is str else ():
+            assert choice in helps["--" + name.replace("_", "-")], (name, choice)
+
+
 def test_state_history_of_an_exact_partition_is_the_history_partition(games, tmp_path):
     one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
     run("advantage", games, "--out", one, "--partition", "exact", "--state", "history:2")
@@ -255,6 +267,14 @@ def test_state_texts():
     ]  # fmt: skip
     assert states.texts(records, states.State.parse("observation")) == list("cabxBpy")
     assert str(two) == "history:2" and str(states.State.parse("history:0")) == "observation"
+
+
+def test_cosine_of_histories(games, out):
+    assert run("advantage", games, "--out", out, "--state", "history:1").exit_code == 0
+    records = rollouts.read([str(games)])
+    texts = states.texts(records, states.State(1))
+    expected = direct(games, bk.Config.bipace(0.25), fingerprint=bk.ngram_fingerprint(texts))
+    assert table(out)["cluster"] == expected.cluster.tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -375,6 +395,18 @@ def test_backends_and_threads(golden, out):
         tables.append(table(out))
     assert tables[0]["cluster"] == tables[1]["cluster"] and tables[1] == tables[2]
     np.testing.assert_allclose(tables[0]["advantage"], tables[1]["advantage"], atol=2e-5)
+
+
+def test_tables_read_back_as_input(golden, tmp_path, out):
+    """Ids may be strings; a Parquet file of records is read like JSON lines."""
+    import pyarrow as pa
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist([{**row, "rollout": f"r{row['rollout']}"} for row in GOLDEN]), path)
+    assert run("advantage", path, "--out", out).exit_code == 0
+    assert table(out)["rollout"] == ["r0", "r0", "r1", "r1", "r2", "r2"]
+    assert run("advantage", golden, "--out", tmp_path / "b.parquet").exit_code == 0
+    assert table(out)["advantage"] == table(tmp_path / "b.parquet")["advantage"]
 
 
 BAD_OPTIONS = {

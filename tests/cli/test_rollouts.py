@@ -225,6 +225,13 @@ def test_groups_across_files(tmp_path):
     assert merged.group.tolist() == [0, 1, 0, 1] and merged.trajectory.tolist() == [0, 2, 1, 3]
 
 
+def test_column_names(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"q": 1, "r": "x", "s": 4, "o": "hi", "w": 2, "a": "b"})
+    columns = rollouts.Columns(task="q", rollout="r", step="s", observation="o", reward="w", action="a")
+    read = rollouts.read([path], columns, needed=["action"])
+    assert (read.task, read.rollout, read.step, read.reward, read.action) == ([1], ["x"], [4], [2.0], ["b"])
+
+
 def test_fingerprint_column(tmp_path):
     columns = rollouts.Columns(fingerprint="h")
     path = write(tmp_path / "a.jsonl", record(h=[1, 2.5]), record(h=[0, 1], step=1))

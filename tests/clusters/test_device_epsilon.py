@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from marks import slow_interpreted
 from ragged import BACKEND, nothing_waits, stage, states
 from refusals import refused
 
@@ -47,6 +48,18 @@ def test_padding_copies_and_row_order_without_a_wait(device):
         found = bk.cluster(x, epsilon=EPSILONS, layout=lay, backend=BACKEND)
     assert torch.equal(found.cpu(), want)
     assert bool(((want == -1) == torch.from_numpy(~valid)).all())
+
+
+@slow_interpreted
+def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
+    x, group = states()
+    trajectory = np.arange(24) // 4
+    x = torch.from_numpy(x).to(device)
+    found = bk.cluster(x, group, EPSILONS, trajectory=trajectory, backend=BACKEND)
+    for epsilon, labels in zip(EPSILONS, found, strict=True):
+        given = {"fingerprint": x, "config": bk.Config.bigpo(epsilon), "backend": BACKEND}
+        result = bk.advantage(group, trajectory, np.ones(24), **given)
+        assert torch.equal(result.cluster, labels)
 
 
 def test_bad_rows_are_alone_unless_asked_for(device):

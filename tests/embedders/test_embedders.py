@@ -83,6 +83,11 @@ def test_identity_is_known_on_every_machine():
     assert Identity().embed(["\ud83d"]).shape == (1, 128)  # half an emoji
 
 
+def test_ngram_is_ngram_fingerprint():
+    assert torch.equal(Ngram().embed(TEXTS), bk.ngram_fingerprint(TEXTS))
+    assert torch.equal(Ngram(n=2, dim=32).embed([b"\xff", "a"]), bk.ngram_fingerprint([b"\xff", "a"], n=2, dim=32))
+
+
 def test_hidden_states_stay_what_they_are():
     states = torch.randn(4, 3, dtype=torch.bfloat16)
     assert ActorHidden().embed(states).data_ptr() == states.data_ptr()

@@ -94,3 +94,18 @@ def test_equal_returns_give_exactly_zero(device, rule):
     lay = from_lengths([5, 9, 2, 4, 1, 1], [4, 2])
     for value in (0.1, -1e-30, 1e37):
         assert not term(device, lay, torch.full((6,), value), **rule).any()
+
+
+def test_a_group_alone_gives_the_same_bits(device):
+    lay = ragged(31, groups=5)
+    returns, rule = returns_of(31, lay), RULES[4]
+    whole = term(device, lay, returns, **rule).cpu()
+    for g in range(lay.n_groups):
+        own = slice(*lay.group_trajectories[g : g + 2].tolist())
+        lengths = lay.trajectory_offsets.diff()[own].tolist()
+        alone = term(device, from_lengths(lengths, [len(lengths)]), returns[own], **rule)
+        assert same_bits(whole[lay.group_offsets[g] : lay.group_offsets[g + 1]], alone)
+
+
+def test_nothing(device):
+    assert term(device, from_lengths([], []), torch.empty(0), **RULES[0]).shape == (0,)

@@ -320,6 +320,11 @@ def test_the_model_is_left_as_it_was_found_even_when_interrupted(where, error):
     assert torch.equal(model(ids, attention_mask=mask, position_ids=tm.position_ids(mask)).logits, states)
 
 
+def test_the_decoder_alone_and_models_without_a_head_serve_too():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    assert torch.equal(bk.hidden.extract(model.model, ids, mask), bk.hidden.extract(model, ids, mask))
+
+
 def test_peft():
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model, (ids, mask) = tm.make(), tm.prompts()

@@ -129,6 +129,11 @@ def test_settings_say_what_is_wrong_by_verl_s_names(changes, settings, message):
     refused(message, of, changes, **settings)
 
 
+def test_a_method_of_one_s_own(tmp_path):
+    (tmp_path / "mine.py").write_text("import bipace_kernels as bk\nMINE = bk.Config.gae('group', gae_lambda=0.2)\n")
+    assert of(method=f"{tmp_path}/mine.py:MINE").settings.config().gae_lambda == 0.2
+
+
 def test_gamma_and_lambda_are_bipace_s_own_then_the_trainer_s_then_the_paper_s():
     own = [("algorithm.gamma", 0.9)]
     assert settings_of(default().algorithm).gamma == of().settings.gamma == 0.95

@@ -27,6 +27,12 @@ def test_processing_order_and_offsets():
     assert "n_groups=2" in repr(lay)
 
 
+def test_without_steps_the_row_order_is_the_time_order():
+    lay = bk.layout([0, 0, 0], [1, 0, 1])
+    assert lay.order.tolist() == [1, 0, 2]
+    assert lay.time().tolist() == [0, 0, 1]
+
+
 def test_other_ids_are_numbered_by_first_appearance_and_integers_sorted():
     a, b = uuid.UUID(int=9), uuid.UUID(int=3)
     lay = bk.layout([a, b, a, b], ["z", "y", "z", "x"])
@@ -101,6 +107,14 @@ def test_a_layout_of_once_gives_copies_their_records_results(backend):
     assert got.cluster.tolist() == want.cluster.tolist() == [0, 0, 1, 0, 0]
     assert torch.equal(got.advantage, want.advantage)
     assert got.advantage[3] == got.advantage[4] != 0
+
+
+def test_no_records():
+    lay = bk.layout([], [])
+    there = lay.on("cpu")
+    assert (there.n_records, there.longest_trajectory, there.source.numel()) == (0, 0, 0)
+    padded = bk.layout([0, 0], [0, 0], valid=[False, False])
+    assert padded.on("cpu").source.tolist() == [-1, -1]
 
 
 def test_copies_point_to_their_first_row():

@@ -101,3 +101,9 @@ def test_records_set_aside_change_nothing_for_the_others(device, seed):
     none = torch.zeros_like(taken)
     assert bool((exact(device, lay, codes, none) == -1).all())
     assert bool((history(device, lay, codes, 3, taken=none) == -1).all())
+
+
+def test_nothing(device):
+    lay, none = from_lengths([], []), torch.empty(0, dtype=torch.int64)
+    assert exact(device, lay, none).shape == (0,)
+    assert history(device, lay, none, 3).shape == (3, 0)

@@ -1,5 +1,6 @@
 """Partition "similar": the C++ port against difflib itself, pair by pair and as labels."""
 
+import itertools
 import math
 import random
 from difflib import SequenceMatcher
@@ -187,6 +188,16 @@ def test_labels_equal_reference_at_rational_thresholds(groups, p, q):
     bounds = offsets(*(len(group) for group in groups))
     want = reference.cluster_similar(texts, bounds, similarity)
     assert cpu.cluster_similar(texts, bounds, similarity).tolist() == want.tolist()
+
+
+def test_one_group_alone_is_the_group_in_a_batch():
+    rng = random.Random(11)
+    groups = [[observation(rng, 60) for _ in range(12)] for _ in range(5)]
+    together = cpu.cluster_similar(list(itertools.chain(*groups)), offsets(*[12] * 5), 0.6)
+    for k, group in enumerate(groups):
+        alone = cpu.cluster_similar(group, offsets(12), 0.6)
+        inside = together[12 * k : 12 * k + 12]
+        assert (inside - inside.min()).tolist() == alone.tolist()
 
 
 def test_nothing_subclasses_and_what_is_no_text():

@@ -4,12 +4,16 @@ Another torch changes nothing: the native code has no torch header.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 from paths import ROOT
+
+TOOLS = ("cmake", "ninja")
 
 
 def build(folder, path):
@@ -17,6 +21,23 @@ def build(folder, path):
     folders = ["--build-lib", str(folder / "lib"), "--build-temp", str(folder)]
     command = [sys.executable, "setup.py", "-q", "build_ext", *folders]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_an_earlier_builds_tools_may_be_gone(tmp_path):
+    """Like pip: each build has cmake and ninja in its own environment, which is removed afterwards."""
+    missing = [name for name in (*TOOLS, "c++") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)} on the PATH (pip install cmake ninja)")
+    for name in ("first", "second"):
+        tools = tmp_path / name
+        tools.mkdir()
+        for tool in TOOLS:
+            (tools / tool).symlink_to(Path(shutil.which(tool)).resolve())
+        done = build(tmp_path, f"{tools}{os.pathsep}{os.environ['PATH']}")
+        assert done.returncode == 0, done.stderr
+        assert list((tmp_path / "lib/bipace_kernels").glob("_native*.so"))
+        shutil.rmtree(tools)
 
 
 def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path):

@@ -125,8 +125,6 @@ def test_commands_that_need_one_package_more(tmp_path):
     plots, tables = ("matplotlib", "sklearn"), ("pyarrow",)
     report = ("report", SAMPLE, "--out", tmp_path / "report")
     assert sentence(command(*report, blocked=plots)) == needs("bipace report", "matplotlib", "cli")
-    calibrate = command("calibrate", tmp_path, tmp_path / "a.jsonl", "--out", tmp_path / "c", blocked=("transformers",))
-    assert sentence(calibrate) == needs("bipace calibrate", "transformers", "hidden")
     said = sentence(command(*report, "--html", blocked=("jinja2",)))
     assert said == needs("bipace report --html", "Jinja2", "cli")
     (tmp_path / "in.parquet").write_bytes(b"")
@@ -147,3 +145,16 @@ def test_a_package_that_is_there_and_broken_says_why(monkeypatch, tmp_path):
     with pytest.raises(ModuleNotFoundError, match="something_else_that_is_missing") as error:
         bk.embedders.Sentence("somewhere")
     assert not isinstance(error.value, optional.MissingPackageError)
+
+
+def test_every_command_runs_with_the_programs_extra_alone(tmp_path):
+    """Or, as calibrate, whose model needs more, says in one sentence what to install; `truth` without its sets."""
+    others = ("tqdm", "transformers", "tokenizers", "sentence_transformers", "pandas", "xxhash", "yaml")
+    report = ("report", SAMPLE, "--out", tmp_path / "report", "--no-similar", "--epsilons", "0.25", "--html")
+    for words in (["bench", "ngrams", "--quick", "--out", tmp_path / "bench"], ["info"], report):
+        done = command(*words, blocked=others)
+        assert done.returncode == 0, done.stderr
+    calibrate = command("calibrate", tmp_path, tmp_path / "prompts.jsonl", "--out", tmp_path / "c", blocked=others)
+    assert sentence(calibrate) == needs("bipace calibrate", "transformers", "hidden")
+    done = run("from bench.truth import run\nassert run([], 1) == []", *others)
+    assert done.returncode == 0, done.stderr

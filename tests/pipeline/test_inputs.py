@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from bad_inputs import BAD, BATCH, KINDS, N, bad_values
-from batches import CONFIGS, OUTPUTS, assert_same
+from batches import CONFIGS, OUTPUTS, assert_same, make_batch
 from hypothesis import given
 from hypothesis import strategies as st
 from lying import LyingList
@@ -76,6 +76,14 @@ def test_a_history_longer_than_any_rollout_is_the_longest_one(name, backend):
     huge, enough = (run(replace(CONFIGS[name], history_length=h), backend=backend) for h in (10**9, longest))
     assert torch.equal(huge.advantage, enough.advantage)
     assert torch.equal(huge.cluster, enough.cluster)
+
+
+def test_more_threads_than_cores_are_no_use_and_no_harm():
+    batch = make_batch(1, groups=400, trajectories=2, longest=3)
+    want = bk.advantage(config=CONFIGS["bipace"], num_threads=1, **batch.arguments())
+    for threads in (10**9, np.int64(5)):
+        got = bk.advantage(config=CONFIGS["bipace"], num_threads=threads, **batch.arguments())
+        assert torch.equal(got.advantage, want.advantage)
 
 
 def test_a_bad_copy_of_a_step_spoils_its_trajectory(backend):
@@ -164,6 +172,14 @@ def test_layout_and_valid():
     refused("rewards must have one entry per row", run, layout=lay, **{**ids, "rewards": BATCH.rewards[:-1]})
 
 
+def test_duplicate_rewards_must_agree():
+    batch = BATCH.take([0, 0, 1])
+    batch.rewards = np.array([0.0, 1.0, 0.0])
+    for duplicates in ("once", "count"):
+        with pytest.raises(ValueError, match=r"rewards of one step must agree, but rows 0 and 1"):
+            bk.advantage(config=replace(CONFIGS["gigpo"], duplicates=duplicates), **batch.arguments())
+
+
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_singleton_mode_gives_finite_results_and_a_metric(name, kind, backend):
@@ -244,6 +260,16 @@ def test_every_container_and_dtype_gives_the_same(backend):
     read_only = BATCH.rewards.copy()
     read_only.setflags(write=False)
     assert torch.equal(run(rewards=read_only).returns, want.returns)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fingerprint_strides_and_dtypes(dtype, backend):
+    x = torch.from_numpy(BATCH.fingerprint).to(dtype)
+    want = run(fingerprint=x, backend=backend)
+    padded = torch.full((N, x.shape[1] + 5), float("nan"), dtype=dtype)
+    padded[:, 3:-2] = x
+    for view in (x.t().contiguous().t(), padded[:, 3:-2], x.repeat_interleave(2, dim=1)[:, ::2], x.repeat(1, 1)[:N]):
+        assert torch.equal(run(fingerprint=view, backend=backend).cluster, want.cluster)
 
 
 def test_lists_count_as_what_they_hold(backend):

@@ -144,6 +144,18 @@ assert dict(os.environ) == environment
     )  # fmt: skip
 
 
+@needs_fork
+def test_forked_child_gives_the_same_bits():
+    code = """
+for _ in range(10):
+    status = os.waitpid(child(), 0)[1]
+    assert status == 0, f"wait status {status}: the child hung (14), differs (768) or has no threads of its own (512)"
+    assert bits(4) == want
+print("fine")
+"""
+    assert python(PROLOGUE + code, timeout=120) == "fine"
+
+
 PROLOGUE = """
 import os, signal, threading, time, warnings
 warnings.simplefilter("ignore")

@@ -110,6 +110,13 @@ def test_a_bad_reward_stays_in_its_trajectory(device, gamma, bad):
     assert not bool(got.cpu()[lay.trajectory_offsets[:-1][hit]].isfinite().any())
 
 
+def test_nothing(device):
+    none, offsets = torch.empty(0, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    assert discounted(device, none, None, offsets, 0.9).shape == (0,)
+    assert totals(device, none, None, offsets).shape == (0,)
+    assert spoilt(device, none.float(), none.float(), None, offsets).shape == (0,)
+
+
 def spoilt(device, step_return, trajectory_return, bad, offsets):
     with sentinels():
         given = (unaligned(x, device) for x in (step_return, trajectory_return, bad))

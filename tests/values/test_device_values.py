@@ -115,6 +115,16 @@ def test_singletons_and_everything_set_aside(device, longest):
             assert not branch.any()
 
 
+def test_nothing(device):
+    none, whole = torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device)
+    offsets = torch.zeros(1, dtype=torch.int64, device=device)
+    sizes = {"n_groups": 0, "longest_group": 0, "step_norm": "none", "delta": DELTA}
+    step, branch = values.step_advantage(none, whole, None, offsets, estimator="mean", **sizes)
+    assert step.shape == branch.shape == (0,)
+    out = values.hgpo_advantage(none, whole.view(2, 0), none, offsets, alpha=1.0, base_group=True, **sizes)
+    assert [x.shape for x in out] == [(0,)] * 3
+
+
 def hgpo(device, longest, lay, r, depths, episode, **options):
     with sentinels():
         return values.hgpo_advantage(
