@@ -291,8 +291,11 @@ def _finish(groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[s
 
     above   a rollout without a recorded success succeeded if its total is larger
     """
+    of_group: dict[int, list[dict[str, Any]]] = {}
+    for path in paths:
+        of_group.setdefault(path["group"], []).append(path)
     for number, group in enumerate(groups, first):
-        own = [path for path in paths if path["group"] == number]
+        own = of_group[number]
         totals = [path["total"] for path in own if abs(path["total"]) <= LIMIT]
         for path in own:
             if path["success"] is None and abs(path["total"]) <= LIMIT:

@@ -82,7 +82,7 @@ class InputTypeError(InputError, TypeError):
 
 def near(given: object, known: Iterable[str]) -> str:
     """The end of a message about a name: the known one that is like it, if there is one."""
-    found = [] if isinstance(given, int) else difflib.get_close_matches(str(given), known, 1)  # none is like a number
+    found = difflib.get_close_matches(given, known, 1) if isinstance(given, str) else []
     return f"; did you mean {found[0]!r}?" if found else "."
 
 
