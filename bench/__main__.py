@@ -7,6 +7,7 @@ import argparse
 import importlib
 import importlib.util
 import sys
+import time
 from collections.abc import Sequence
 
 from bipace_kernels.support import optional
@@ -54,27 +55,28 @@ def _run(words: Sequence[str]) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    quick = arguments.quick
-    efforts = [Effort(arguments.rounds, seconds) for seconds in (6.0, 10.0)]
+    quick, clock = arguments.quick, time.process_time if arguments.threads == 1 else time.perf_counter
+    efforts = [Effort(arguments.rounds, seconds, clock=clock) for seconds in (6.0, 10.0)]
     if quick:
-        efforts = [Effort(rounds=2, seconds=0.5, fewest=2, flush_bytes=1 << 16)] * 2
+        efforts = [Effort(rounds=2, seconds=0.5, fewest=2, clock=clock, flush_bytes=1 << 16)] * 2
     chosen = list(stages.STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))  # once each
     results, calls = stages.Results(), iter(range(1, sys.maxsize))
     progress = Progress(*Progress.get_default_columns()[:2], "{task.completed}/{task.total} {task.description} "
                         "[dim]{task.fields[calls]} calls[/]", console=Console(stderr=True), transient=True)  # fmt: skip
     with threads(arguments.threads) as on, progress:
+        on["thread_note"] += "; all times are CPU time of the process" * (arguments.threads == 1)
         task = progress.add_task("measuring the machine's ceilings", total=len(chosen), calls=0)
         context = stages.Context(
             quick, arguments.threads, *efforts, results,
             say=lambda text: progress.update(task, description=text),
             tick=lambda: progress.update(task, calls=next(calls)),
         )  # fmt: skip
-        ceilings = roofline.measure(quick=quick)
+        ceilings = roofline.measure(quick=quick, clock=clock)
         for name in chosen:
             stages.STAGES[name](context)
             progress.advance(task)
         context.say("measuring the machine's ceilings again")
-        ceilings = roofline.best(ceilings, roofline.measure(quick=quick))
+        ceilings = roofline.best(ceilings, roofline.measure(quick=quick, clock=clock))
     results.hold_against(ceilings)
     reached = stages.targets(stages.Results() if quick else results)  # tiny sizes say nothing about a promise
     document = stages.document(on, ceilings, results, reached)
@@ -94,7 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("stages", nargs="*", default="all", choices=[*stages.STAGES, "all"], metavar="STAGE",
                         help=f"any of {', '.join(stages.STAGES)}, or all (the default)")  # fmt: skip
     parser.add_argument(
-        "--threads", type=_positive, default=all_cores(), metavar="N", help="of each side (%(default)s)"
+        "--threads",
+        type=_positive,
+        default=all_cores(),
+        metavar="N",
+        help="of each side (%(default)s); with 1, all times are CPU time",
     )
     parser.add_argument("--rounds", type=_positive, default=15, metavar="N", help="calls of each side at most (15)")
     return parser

@@ -3,7 +3,8 @@
 Time: all sides of a comparison run in one process and take turns, one call each per round, so that a slow minute of the
 machine affects all of them. Inputs are prepared before each call (fresh string objects), the caches are emptied by
 writing a block larger than the last level, the collector is off during a call. Median and interquartile range, and the
-CPU time of all threads: with --threads 1 that figure hardly changes on a busy machine, unlike wall-clock time.
+CPU time of all threads, which takes the clock's place with --threads 1: unlike wall-clock time it hardly changes on a
+busy machine.
 
 Memory: a fresh process makes the inputs, warms up on a tiny batch, gives freed memory back (malloc_trim), resets the
 kernel's high-water mark (/proc/self/clear_refs) and calls once. Figure: high-water mark minus resident size before.
@@ -75,6 +76,7 @@ class Effort:
     seconds: float = 6.0
     fewest: int = 3
     warm_up: bool = True
+    clock: Callable[[], float] = time.perf_counter
     flush_bytes: int = 96 << 20  # three times the last-level cache of the machine the defaults were chosen on
 
 
@@ -84,9 +86,9 @@ def compare(sides: Sequence[Side], effort: Effort, *, tick: Callable[[], None] =
     spent = dict.fromkeys(timings, 0.0)
     if effort.warm_up:
         for side in sides:
-            began = time.perf_counter()
+            began = effort.clock()
             side.call(side.prepare())
-            spent[side.name] = (time.perf_counter() - began) / 2  # a slow warm-up shortens what follows
+            spent[side.name] = (effort.clock() - began) / 2  # a slow warm-up shortens what follows
             tick()
     scratch = np.zeros(max(effort.flush_bytes // 8, 1))
     for round_ in range(effort.rounds):
@@ -95,7 +97,7 @@ def compare(sides: Sequence[Side], effort: Effort, *, tick: Callable[[], None] =
                 continue
             inputs = side.prepare()
             scratch += 1.0
-            took, cpu = _timed(side.call, inputs)
+            took, cpu = _timed(side.call, inputs, effort.clock)
             timings[side.name].samples.append(took * 1e3)
             timings[side.name].cpu_samples.append(cpu * 1e3)
             spent[side.name] += took
@@ -103,14 +105,14 @@ def compare(sides: Sequence[Side], effort: Effort, *, tick: Callable[[], None] =
     return timings
 
 
-def _timed(call: Callable[[Any], Any], inputs: Any) -> tuple[float, float]:
-    """Wall-clock and CPU seconds of one call."""
+def _timed(call: Callable[[Any], Any], inputs: Any, clock: Callable[[], float]) -> tuple[float, float]:
+    """Seconds of one call by the clock, and by the CPU time of all threads."""
     gc.collect()
     gc.disable()
     try:
-        cpu, began = time.process_time(), time.perf_counter()
+        cpu, began = time.process_time(), clock()
         result = call(inputs)
-        took, spent = time.perf_counter() - began, time.process_time() - cpu
+        took, spent = clock() - began, time.process_time() - cpu
     finally:
         gc.enable()
     del result  # freeing the result is not the call's business
