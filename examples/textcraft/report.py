@@ -18,7 +18,8 @@ from bipace_kernels.support import png
 
 LABELS = {
     "grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO", "bigpo": "BiGPO", "bipace": "BiPACE",
-    "bipace-step": "BiPACE, step term only", "gae": "Config.gae()", "gae-group": "GAE, group mean (control)",
+    "bipace-step": "BiPACE without GRPO's advantage", "gae": "Config.gae()",
+    "gae-group": "GAE with one value per prompt (control)",
     "gae-cluster": "GAE, clusters", "gae-states": "GAE, hidden states, no averages over actions",
 }  # fmt: skip
 # Okabe and Ito's colours, as in bench/truth_figure.py, and a line style each, so that no line depends on colour.
@@ -255,11 +256,12 @@ def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Pa
 
 def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
     groups = sorted({group for _, group in runs}, reverse=True)
+    seeds = {len(found) for found in runs.values()}  # in the title where all have as many
     figure, panels = png.figure(9 if len(groups) == 1 else 13, 4.8, 1, len(groups), sharey=True)
     for axis, group in zip(panels[0], groups, strict=True):
         for (method, size), found in runs.items():
             if size == group:
-                _line(axis, method, found, before)
+                _line(axis, method, found, before, f" ({len(found)}\u00a0seeds)" * (len(seeds) > 1))
         axis.set_xlabel("rollouts")
         axis.set_title(f"{group} rollouts per task", fontsize=10, loc="left")
         low, high = axis.get_ylim()
@@ -276,18 +278,19 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
             place = {"transform": axis.transAxes, "va": "center", "fontsize": 10}
             axis.text(1.01, above - half, name, color=line.get_color(), **place)
     figure.axes[0].set_ylabel("success on test tasks")
-    drawn = " (mean over seeds; band: 95 % interval)" * any(len(found) > 2 for found in runs.values())
+    over = f"{max(seeds)} seeds" if len(seeds) == 1 else "seeds"
+    drawn = f" (mean over {over}; band: 95 % interval)" * (max(seeds) > 2)
     png.set_title(figure, f"{title}: test success during training{drawn}")
     png.save(figure, path)
 
 
-def _line(axis: Axes, method: str, found: dict[int, dict[str, Any]], before: float | None) -> None:
+def _line(axis: Axes, method: str, found: dict[int, dict[str, Any]], before: float | None, seeds: str) -> None:
     curves = [curve(run, before) for run in found.values()]
     steps = min((x for x, _ in curves), key=len)
     values = np.array([y[: len(steps)] for _, y in curves])
     colour, style = STYLES[method]
-    label = f"{LABELS[method]} ({len(found)}\u00a0seed{'s' * (len(found) > 1)})"
-    axis.plot(steps, values.mean(axis=0), color=colour, linestyle=style, marker="o", linewidth=1.8, label=label)
+    drawn = {"color": colour, "linestyle": style, "marker": "o", "linewidth": 1.8, "label": LABELS[method] + seeds}
+    axis.plot(steps, values.mean(axis=0), **drawn)
     halves = [interval(column)[1] for column in values.T]
     if len(found) > 2 and None not in halves:  # with two seeds the band would fill the panel
         half = np.array(halves, dtype=float)
