@@ -1,14 +1,13 @@
 """`python -m bench truth [--estimator mine.py:NAME] [--out DIR]`: which estimator comes nearest to true advantages?
 
-Needs the committed files of bench/truth and nothing else: no environment, no model.  Rows: truth_rows.py; what is
-measured: truth_measures.py; page and JSON: truth_tables.py; figure: truth_figure.py.
+Needs the committed files of bench/truth and nothing else: no environment, no model.  Rows: truth_rows.py and
+truth_rivals.py; what is measured: truth_measures.py; page and JSON: truth_tables.py; figure: truth_figure.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
 import multiprocessing
 import os
 import sys
@@ -24,7 +23,7 @@ from .truth_figure import draw
 from .truth_measures import EstimatorError, Found, Summary, measure_apart
 from .truth_rows import SIZES, estimators_of
 from .truth_sets import FOLDER
-from .truth_tables import ABOUT, RESULTS, as_json, as_markdown, comparison, leaderboard
+from .truth_tables import ABOUT, as_json, as_markdown, comparison, leaderboard, write_pages
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,11 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         parser.add_argument(f"--{name}", action="store_true", help=f"also {what}")
     parser.add_argument("--leaderboard", action="store_true", help="print the table of docs/leaderboard.md, and end")
+    parser.add_argument("--pages", action="store_true", help="write the marked tables of docs/leaderboard.md and "
+                        "FINDINGS.md again from the committed results, and end")  # fmt: skip
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the sets are")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="(default: %(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.leaderboard:
-        sys.stdout.write("\n".join(leaderboard(json.loads(RESULTS.read_text(encoding="utf-8")))) + "\n")
+        sys.stdout.write("\n".join(leaderboard()) + "\n")
+        return 0
+    if arguments.pages:
+        write_pages()
         return 0
     there = sorted(arguments.folder.glob("*.npz"))
     paths = [path for path in there if arguments.role == "all" or path.stem.endswith(arguments.role)]

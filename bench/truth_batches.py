@@ -139,6 +139,13 @@ def _batch(found: TruthSet) -> Batch:
     )
 
 
+def mean_of(keys: Any, x: Floats) -> Floats:
+    """[N] mean of x over the records with the same key, or the same keys [K, N]."""
+    number = np.unique(np.atleast_2d(keys), axis=1, return_inverse=True)[1].reshape(-1)
+    mean: Floats = (np.bincount(number, x) / np.bincount(number))[number]
+    return mean
+
+
 def discounted(x: Floats, trajectory: Integers, step: Integers, decay: float) -> Floats:
     """[N] Σ decay^Δt x over the record and the later ones of its trajectory."""
     out = x.copy()

@@ -9,7 +9,7 @@ import numpy as np
 
 from bipace_kernels.support import png
 
-from .truth_measures import Found, Summary, interval
+from .truth_measures import Found, Summary
 from .truth_rows import CONTROL, DEFAULT, EPSILONS, Q_STYLE, SIZES, STEP_MEANS, STEP_ONLY
 from .truth_tables import families_of
 
@@ -32,7 +32,7 @@ def radii(summary: Summary, sets: Sequence[str], line: str) -> list[str]:
     if line.startswith(Q_STYLE):
         rows = [f"{Q_STYLE} ε {epsilon:g}{line.removeprefix(Q_STYLE)}" for epsilon in EPSILONS]
     for size in (8, *SIZES[::-1]):
-        found = {row: point[0] for row in rows if (point := summary.over(sets, row, size)) is not None}
+        found = {row: point.value for row in rows if (point := summary.over(sets, row, size)) is not None}
         if found:
             return sorted(found, key=lambda row: -found[row])
     return []
@@ -52,8 +52,8 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
             points = [(g, found) for g in SIZES if rows and (found := summary.over(names, rows[0], g)) is not None]
             if not points:
                 continue
-            xs, ys = [g for g, _ in points], [found[0] for _, found in points]
-            low, high = np.array([interval(found[1]) for _, found in points]).T
+            xs, ys = [g for g, _ in points], [found.value for _, found in points]
+            low, high = np.array([found.interval for _, found in points]).T
             name = f"{line} (best of {len(rows)} radii)" if len(rows) > 1 else rows[0]
             axis.plot(xs, ys, "o-", color=colour, linewidth=1.8, label=name)
             axis.fill_between(xs, low, high, color=colour, alpha=0.12, linewidth=0)

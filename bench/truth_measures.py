@@ -1,4 +1,7 @@
-"""What the truth benchmark measures on a set, and means over sets, with the draws of a bootstrap over prompts."""
+"""What the truth benchmark measures on a set, and means over sets, with the draws of a bootstrap over prompts.
+
+Every measure is a function of how often each prompt group counts: once, or as a draw of the bootstrap says.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +10,80 @@ import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from .truth_batches import Batch, Floats, batches, parts
+from .truth_batches import Batch, Floats, batches, mean_of, parts
 from .truth_rows import BIPACE, SIZES, Estimator, estimators_of
 from .truth_sets import read
 
 DRAWS, SEED = 2000, 14
-FAMILIES = ("planner", "model", "alfworld")
+FAMILIES = ("planner", "model", "alfworld", "smollm2_textcraft")
+
+
+class Measure(Protocol):
+    def value(self, weight: Floats) -> Floats:
+        """Of prompt groups that count `weight` times; with [B, groups] that of each of B draws."""
+        ...
 
 
 @dataclass
 class Sums:
-    """What a correlation needs, by prompt group, so that a bootstrap costs nothing."""
+    """A correlation, by what it needs of each prompt group."""
 
     of: Floats  # [groups, 6]: n, Σa, Σb, Σa², Σb², Σab
+    scale: float = 1.0
 
     @classmethod
     def make(cls, a: Floats, b: Floats, group: Any) -> Sums:
-        _, number = np.unique(group, return_inverse=True)
         columns = (np.ones(len(a)), a, b, a * a, b * b, a * b)
-        return cls(np.stack([np.bincount(number, column) for column in columns], axis=1))
+        return cls(np.stack([of_groups(group, column) for column in columns], axis=1))
 
-    def r(self, draws: Any = None) -> Floats:
-        """The correlation; with draws [B, groups] that of each of them."""
-        total = self.of.sum(axis=0) if draws is None else self.of[draws].sum(axis=1)
-        n, a, b, aa, bb, ab = np.moveaxis(total, -1, 0)
-        spread = np.sqrt(np.maximum(aa - a * a / n, 0.0) * np.maximum(bb - b * b / n, 0.0))
-        found: Floats = np.where(spread > 0, (ab - a * b / n) / np.where(spread > 0, spread, 1.0), 0.0)
-        return found
+    def value(self, weight: Floats) -> Floats:
+        n, a, b, aa, bb, ab = np.moveaxis(weight @ self.of, -1, 0)
+        spread = np.maximum(aa - a * a / n, 0.0) * np.maximum(bb - b * b / n, 0.0)
+        return self.scale * quotient(ab - a * b / n, np.sqrt(spread))
+
+    def r(self) -> float:
+        return float(self.value(np.ones(len(self.of))))
+
+
+@dataclass
+class Wins:
+    """How often a is higher at a record with b > 0 than at one without: the area under its ROC curve."""
+
+    of: Floats  # [groups, groups]: of the records with b > 0 of one against those without of another; a tie is a half
+    above: Floats  # [groups]: records with b > 0
+    other: Floats  # [groups]
+
+    @classmethod
+    def make(cls, a: Floats, b: Floats, group: Any) -> Wins:
+        above = b > 0
+        beaten = []
+        for g in np.unique(group):
+            others = np.sort(a[~above & (group == g)])
+            less = (np.searchsorted(others, a, "left") + np.searchsorted(others, a, "right")) / 2
+            beaten.append(of_groups(group, less * above))
+        return cls(np.stack(beaten, axis=1), of_groups(group, above), of_groups(group, ~above))
+
+    def value(self, weight: Floats) -> Floats:
+        return quotient(((weight @ self.of) * weight).sum(axis=-1), (weight @ self.above) * (weight @ self.other))
 
 
 @dataclass
 class Gradients:
-    """Policy gradients Σ A ∇ log π of the batches of a set, by prompt group."""
+    """The cosine of policy gradients Σ A ∇ log π, mean over the batches of a set."""
 
     of: Floats  # [batches, 2, groups of the set, K]: by the estimate, and by A*
 
     @classmethod
-    def make(cls, batches: Sequence[Any], a: Sequence[Floats], b: Sequence[Floats]) -> Gradients:
+    def make(cls, batches: Sequence[Batch], a: Sequence[Floats], b: Sequence[Floats]) -> Gradients:
         groups = np.unique(np.concatenate([batch.group for batch in batches]))
 
-        def by_group(batch: Any, advantage: Floats) -> Floats:
+        def by_group(batch: Batch, advantage: Floats) -> Floats:
+            assert batch.gradient is not None
             out = np.zeros((len(groups), batch.gradient.shape[1]))
             np.add.at(out, np.searchsorted(groups, batch.group), advantage[:, None] * batch.gradient)
             return out
@@ -59,17 +91,14 @@ class Gradients:
         pairs = zip(batches, a, b, strict=True)
         return cls(np.stack([[by_group(batch, x), by_group(batch, y)] for batch, x, y in pairs]))
 
-    def weight(self, draws: Any = None) -> Floats:
-        """[(B,) groups] how often each of them is drawn."""
-        n = self.of.shape[2]
-        return np.ones(n) if draws is None else (draws[..., None] == np.arange(n)).sum(axis=1).astype(np.float64)
-
-    def cosine(self, draws: Any = None) -> Floats:
-        """Between the two, mean over the batches; with draws [B, groups] that of each of them."""
-        a, b = np.moveaxis(self.weight(draws) @ self.of, 1, 0)  # each [batches, (B,) K]
+    def value(self, weight: Floats) -> Floats:
+        a, b = np.moveaxis(weight @ self.of, 1, 0)  # each [batches, (B,) K]
         size = np.sqrt((a * a).sum(axis=-1) * (b * b).sum(axis=-1))
-        found: Floats = np.where(size > 0, (a * b).sum(axis=-1) / np.where(size > 0, size, 1.0), 0.0).mean(axis=0)
+        found: Floats = quotient((a * b).sum(axis=-1), size).mean(axis=0)
         return found
+
+    def cosine(self) -> float:
+        return float(self.value(np.ones(self.of.shape[2])))
 
 
 class Expected(Gradients):
@@ -78,9 +107,9 @@ class Expected(Gradients):
     Inner products are means over pairs of different batches: no rollout is on both sides, and noise shrinks none.
     """
 
-    def products(self, draws: Any = None) -> tuple[Floats, Floats, Floats, Floats]:
+    def products(self, weight: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """|a|² of one batch, |E a|², E a · g and |g|², where a is by the estimate and g is the expected gradient."""
-        a, g = np.moveaxis(self.weight(draws) @ self.of, 1, 0)
+        a, g = np.moveaxis(weight @ self.of, 1, 0)
 
         def pairs(x: Floats, y: Floats) -> Floats:
             found: Floats = (x.sum(axis=0) * y.sum(axis=0)).sum(axis=-1) - (x * y).sum(axis=(0, -1))
@@ -88,16 +117,33 @@ class Expected(Gradients):
 
         return (a * a).sum(axis=-1).mean(axis=0), pairs(a, a), pairs(a, g), pairs(g, g)
 
-    def cosine(self, draws: Any = None) -> Floats:
+    def value(self, weight: Floats) -> Floats:
         """Of one batch's gradient and the expected one; 0 where noise leaves |g|² no estimate above 0."""
-        one, _, ag, gg = self.products(draws)
-        size = np.sqrt(np.maximum(one * gg, 0.0))
-        return np.where(size > 0, ag / np.where(size > 0, size, 1.0), 0.0)
+        one, _, ag, gg = self.products(weight)
+        return quotient(ag, np.sqrt(np.maximum(one * gg, 0.0)))
 
     def bias_and_variance(self) -> tuple[float, float]:
         """The share of |E a|² that does not point along g; variance of one batch, in units of |E a|²."""
-        one, aa, ag, gg = self.products()
+        one, aa, ag, gg = self.products(np.ones(self.of.shape[2]))
         return float(1 - ag**2 / (aa * gg)), float(one / aa - 1)
+
+
+def of_groups(group: Any, column: Any) -> Floats:
+    """[groups] sums of a column."""
+    return np.bincount(np.unique(group, return_inverse=True)[1], column)
+
+
+def quotient(a: Floats, b: Floats) -> Floats:
+    """a / b, 0 where b is not above 0."""
+    found: Floats = np.where(b > 0, a / np.where(b > 0, b, 1.0), 0.0)
+    return found
+
+
+def ranks(x: Floats) -> Floats:
+    """[N] rank of each number; equal ones share their mean."""
+    _, number, count = np.unique(x, return_inverse=True, return_counts=True)
+    mean: Floats = np.cumsum(count) - (count - 1) / 2
+    return mean[number]
 
 
 def others_mean(batch: Batch) -> Floats:
@@ -125,8 +171,7 @@ class Found:
     trajectories: int
     success: float
     reliability: float
-    sums: dict[tuple[str, int], Sums] = field(default_factory=dict)  # by estimator and G
-    gradients: dict[tuple[str, int], Gradients] = field(default_factory=dict)  # where the set has gradients
+    measures: dict[tuple[str, int], dict[str, Measure]] = field(default_factory=dict)  # by estimator and G, by name
     gradient_reliability: float = float("nan")
     seconds: dict[tuple[str, int], float] = field(default_factory=dict)
     cpu_seconds: float = 0.0  # of everything, also reading and the truth
@@ -145,8 +190,7 @@ def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -
     found = read(path)
     whole = batches(found)
     first, second = (_measured(whole, halves) for halves in zip(*(b.halves for b in whole), strict=True))
-    group = _measured(whole, [b.group for b in whole])
-    half = float(Sums.make(first, second, group).r())
+    half = Sums.make(first, second, _measured(whole, [b.group for b in whole])).r()
     trajectories = sum(len(np.unique(b.trajectory)) for b in whole)
     out = Found(
         found.meta, sum(map(len, whole)), sum(len(np.unique(b.group)) for b in whole), trajectories,
@@ -154,13 +198,15 @@ def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -
     )  # fmt: skip
     expected = found.meta.get("target") == "other rollouts"
     if found.gradient is not None and not expected:
-        half = float(Gradients.make(whole, *zip(*(b.halves for b in whole), strict=True)).cosine())
+        half = Gradients.make(whole, *zip(*(b.halves for b in whole), strict=True)).cosine()
         out.gradient_reliability = 2 * half / (1 + half)
     for size in sizes:
         cut = [part for batch in whole for part in parts(batch, size)]
         if not cut:
             continue
-        truth, group = _measured(cut, [b.truth for b in cut]), _measured(cut, [b.group for b in cut])
+        truth, group, trajectory = (
+            _measured(cut, [getattr(b, name) for b in cut]) for name in ("truth", "group", "trajectory")
+        )
         beside = [b.truth for b in cut]
         if expected:
             own = whole[0].returns - others_mean(whole[0])
@@ -174,16 +220,24 @@ def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -
             begun = time.process_time()
             each = [checked(estimator, b) for b in cut]
             out.seconds[estimator.name, size] = time.process_time() - begun
-            out.sums[estimator.name, size] = Sums.make(_measured(cut, each), truth, group)
-            if found.gradient is None or (expected and (estimator.reads_truth or len(cut) < 2)):
-                continue
-            out.gradients[estimator.name, size] = (Expected if expected else Gradients).make(cut, each, beside)
+            a = _measured(cut, each)
+            inside = (np.round(x - mean_of(trajectory, x), 12) for x in (a, truth))  # 0 where only rounding is left
+            r = Sums.make(a, truth, group)
+            of = out.measures[estimator.name, size] = {
+                "r": r,
+                "corrected": Sums(r.of, 1 / np.sqrt(out.reliability)),
+                "Spearman": Sums.make(ranks(a), ranks(truth), group),
+                "within": Sums.make(*inside, group),
+                "AUC": Wins.make(a, truth, group),
+            }
+            if found.gradient is not None and not (expected and (estimator.reads_truth or len(cut) < 2)):
+                of["cosine"] = (Expected if expected else Gradients).make(cut, each, beside)
         for batch in whole:
             batch.cache.clear()
     return out
 
 
-def _measured(batches: Sequence[Any], columns: Sequence[Any]) -> Any:
+def _measured(batches: Sequence[Batch], columns: Sequence[Any]) -> Any:
     """The batches' columns at the records that have a true advantage, one after another."""
     return np.concatenate([column[b.measured] for b, column in zip(batches, columns, strict=True)])
 
@@ -192,7 +246,7 @@ class EstimatorError(ValueError):
     """A row of one's own that cannot be measured."""
 
 
-def checked(estimator: Estimator, batch: Any) -> Floats:
+def checked(estimator: Estimator, batch: Batch) -> Floats:
     of = f"{estimator.name} on the {len(batch)} records of {batch.meta['name']}"
     try:
         a = np.asarray(estimator.call(batch), dtype=np.float64)
@@ -218,52 +272,81 @@ def measure_apart(work: tuple[Path, list[str], str, Sequence[int], list[str]]) -
 
 
 @dataclass
+class Estimate:
+    """A number with its draws, so that differences are paired."""
+
+    value: float
+    draws: Floats
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        return Estimate(self.value - other.value, self.draws - other.draws)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        low, high = np.quantile(self.draws, (0.025, 0.975))
+        return float(low), float(high)
+
+    @property
+    def rounded(self) -> list[float]:
+        return [round(x, 5) for x in (self.value, *self.interval)]
+
+    @property
+    def difference(self) -> str:
+        return "{:+.3f} ({:+.3f} to {:+.3f})".format(self.value, *self.interval)
+
+    def __str__(self) -> str:
+        return "{:.3f} ({:.2f} to {:.2f})".format(self.value, *self.interval)
+
+
+@dataclass
 class Summary:
-    """Means over sets, with the bootstrap's draws, so that ratios and differences are paired."""
+    """Means over sets."""
 
     sets: list[Found]
-    draws: dict[str, Any] = field(default_factory=dict)
+    weight: dict[str, Floats] = field(default_factory=dict)  # [1 + DRAWS, groups] of each set: once each, then draws
+    known: dict[Any, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, found in enumerate(self.sets):
-            rng = np.random.default_rng([SEED, number])
-            self.draws[found.name] = rng.integers(0, found.groups, (DRAWS, found.groups))
+            drawn = np.random.default_rng([SEED, number]).integers(0, found.groups, (DRAWS, found.groups))
+            self.weight[found.name] = np.vstack([np.ones(found.groups), counts(drawn)])
 
-    def over(
-        self, names: Iterable[str], estimator: str, size: int, corrected: bool = False
-    ) -> tuple[float, Floats] | None:
-        """(mean of r over the sets, its draws); None where a set lacks the row."""
-        values, draws = [], []
+    def over(self, names: Iterable[str], estimator: str, size: int, what: str = "r") -> Estimate | None:
+        """Mean of a measure over the sets; None where a set lacks it."""
+        values = []
         for found in self.sets:
             if found.name not in names:
                 continue
-            sums = found.sums.get((estimator, size))
-            if sums is None:
+            if (of := found.measures.get((estimator, size), {}).get(what)) is None:
                 return None
-            by = np.sqrt(found.reliability) if corrected else 1.0
-            values.append(float(sums.r()) / by)
-            draws.append(sums.r(self.draws[found.name]) / by)
-        return (float(np.mean(values)), np.mean(draws, axis=0)) if values else None
+            if (key := (found.name, estimator, size, what)) not in self.known:
+                self.known[key] = of.value(self.weight[found.name])
+            values.append(self.known[key])
+        mean = np.mean(values, axis=0) if values else None
+        return None if mean is None else Estimate(float(mean[0]), mean[1:])
 
-    def cosine(self, found: Found, estimator: str, size: int) -> tuple[float, Floats] | None:
-        """(cosine of the policy gradients on a set, its draws); None where it has none."""
-        gradients = found.gradients.get((estimator, size))
-        return None if gradients is None else (float(gradients.cosine()), gradients.cosine(self.draws[found.name]))
+    def mean(self, families: dict[str, list[str]], estimator: str, size: int, what: str = "r") -> float:
+        """Over the kinds of sets that have the row."""
+        found = [self.over(names, estimator, size, what) for names in families.values()]
+        return float(np.mean([one.value for one in found if one is not None]))
 
-    def equivalent(self, names: list[str], estimator: str, size: int, reference: str = BIPACE) -> str:
+    def names(self, size: int, what: str = "r") -> list[str]:
+        """Rows measured with so many rollouts."""
+        keys = {key: None for found in self.sets for key, of in found.measures.items() if what in of}
+        return [name for name, of in keys if of == size]
+
+    def equivalent(self, names: Sequence[str], estimator: str, size: int, reference: str = BIPACE) -> str:
         """Rollouts a prompt that the reference needs for the estimator's r."""
         own = self.over(names, estimator, size)
-        curve = [(g, found[0]) for g in SIZES if (found := self.over(names, reference, g)) is not None]
+        curve = [(g, found.value) for g in SIZES if (found := self.over(names, reference, g)) is not None]
         if own is None or len(curve) < 2:
             return "–"
         xs, ys = np.log2([g for g, _ in curve]), np.maximum.accumulate([r for _, r in curve])
-        if own[0] > ys[-1]:
+        if own.value > ys[-1]:
             return f"> {curve[-1][0]}"
-        if own[0] < ys[0]:
-            return f"< {curve[0][0]}"
-        return f"{2 ** np.interp(own[0], ys, xs):.1f}"
+        return f"< {curve[0][0]}" if own.value < ys[0] else f"{2 ** np.interp(own.value, ys, xs):.1f}"
 
 
-def interval(draws: Floats) -> tuple[float, float]:
-    low, high = np.quantile(draws, (0.025, 0.975))
-    return float(low), float(high)
+def counts(drawn: Any) -> Floats:
+    """[B, groups] how often each group is in a draw of [B, groups] numbers."""
+    return np.stack([np.bincount(row, minlength=drawn.shape[1]) for row in drawn]).astype(np.float64)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 import bipace_kernels as bk
 from bipace_kernels.support.optional import named
 
-from .truth_batches import Batch, advantages, deltas, discounted
+from .truth_batches import Batch, advantages
+from .truth_rivals import gae_over, limit, rivals
 
 Floats = NDArray[np.float64]
 
@@ -57,12 +58,6 @@ def ours(config: Any, kind: str | None = None, *, step_only: bool = False) -> Ca
     return call
 
 
-def gae_of_exact(batch: Batch) -> Floats:
-    """GAE(0.5) over the true values."""
-    delta = deltas(batch.reward, batch.exact, batch.trajectory, batch.step, batch.gamma)
-    return discounted(delta, batch.trajectory, batch.step, 0.5 * batch.gamma)
-
-
 def step_means(batch: Batch) -> Floats:
     """GAE(0.5) over the mean of each prompt and step, which sees no states."""
     ids = {"group": batch.group, "trajectory": batch.trajectory, "step": batch.step}
@@ -75,8 +70,10 @@ def table() -> list[Estimator]:
     gae, kernel = bk.Config.gae, functools.partial(functools.partial, bk.Config.gae)
     rows = [
         Estimator("exact V as baseline of whole returns", lambda b: b.returns - b.exact, SIZES, reads_truth=True),
-        Estimator("GAE over the exact V, λ 0.5", gae_of_exact, reads_truth=True),
+        Estimator("GAE over the exact V, λ 0.5", lambda b: gae_over(b, b.exact, 0.5), reads_truth=True),
+        Estimator("the limit of GRPO and RLOO", limit, reads_truth=True),
         Estimator("GRPO", ours(bk.Config.grpo()), SIZES),
+        Estimator("RLOO", ours(bk.Config.grpo(episode_norm="none"))),  # its G / (G - 1) changes no measure
         Estimator("GiGPO", ours(bk.Config.gigpo()), SIZES),
         Estimator("GiGPO" + STEP_ONLY, ours(bk.Config.gigpo(), step_only=True), SIZES),
         Estimator("GiGPO mean_std_norm", ours(bk.Config.gigpo(mode="mean_std_norm"))),
@@ -98,6 +95,7 @@ def table() -> list[Estimator]:
         Estimator("Config.gae(share='group')", ours(kernel(share="group"), "main"), SIZES),
         Estimator("Config.gae(share='memory')", ours(kernel(share="memory"), "main"), SIZES),
         Estimator(STEP_MEANS, step_means, SIZES),
+        *(Estimator(name, call) for name, call in rivals().items()),
     ]
     for lam in LAMBDAS:
         sizes, of = (SIZES, "") if lam == 0.5 else ((8,), f", λ {lam:g}")

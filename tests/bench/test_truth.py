@@ -1,5 +1,6 @@
 """The truth sets, what is computed from them, and the program that puts estimators on one table."""
 
+import dataclasses
 import json
 import random
 import re
@@ -15,7 +16,7 @@ from alfworld_game import goal_of
 from searcher import Memory, Searcher
 
 import bipace_kernels as bk
-from bench import truth, truth_batches, truth_measures, truth_rows, truth_sets
+from bench import truth, truth_batches, truth_measures, truth_rivals, truth_rows, truth_sets, truth_tables
 
 COMMITTED = sorted(truth_sets.FOLDER.glob("*.npz"))
 
@@ -121,15 +122,52 @@ def test_a_window_ends_with_its_own_observation_and_stays_in_its_trajectory(tmp_
     assert windows[i] == expected
 
 
-def test_correlations_from_sums_are_those_of_numpy():
+def test_measures_are_those_of_the_drawn_records():
+    """r as NumPy has it, and the area under the ROC curve by its pairs, of all groups and of a bootstrap's draw."""
     rng = np.random.default_rng(3)
-    a, b, group = rng.normal(size=60), rng.normal(size=60), np.repeat(np.arange(6), 10)
-    sums = truth_measures.Sums.make(a, a + b, group)
-    assert float(sums.r()) == pytest.approx(np.corrcoef(a, a + b)[0, 1], abs=1e-12)
-    draw = np.array([[0, 0, 3, 5, 1, 1]])
-    rows = np.concatenate([np.flatnonzero(group == g) for g in draw[0]])
-    assert sums.r(draw)[0] == pytest.approx(np.corrcoef(a[rows], (a + b)[rows])[0, 1], abs=1e-12)
-    assert float(truth_measures.Sums.make(np.zeros(60), b, group).r()) == 0.0
+    a, b, group = rng.integers(-3, 4, 60).astype(float), rng.normal(size=60), np.repeat(np.arange(6), 10)
+    b[::7] = 0.0
+    sums, wins = (kind.make(a, b, group) for kind in (truth_measures.Sums, truth_measures.Wins))
+    for drawn in ([0, 1, 2, 3, 4, 5], [0, 0, 3, 5, 1, 1]):
+        rows = np.concatenate([np.flatnonzero(group == g) for g in drawn])
+        weight = truth_measures.counts(np.array([drawn]))
+        assert sums.value(weight)[0] == pytest.approx(np.corrcoef(a[rows], b[rows])[0, 1], abs=1e-12)
+        above, other = a[rows][b[rows] > 0], a[rows][b[rows] <= 0]
+        pairs = np.sign(above[:, None] - other)
+        assert wins.value(weight)[0] == pytest.approx((pairs.mean() + 1) / 2, abs=1e-12)
+    assert truth_measures.Sums.make(np.zeros(60), b, group).r() == 0.0
+    assert truth_measures.ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
+
+
+def test_a_set_has_the_rank_correlation_and_the_one_inside_trajectories(tmp_path):
+    path = tmp_path / "coin_hold.npz"
+    (batch,) = truth_batches.batches(small_set(path))
+    luck = np.random.default_rng(6).normal(size=len(batch))
+    rows = [
+        truth_rows.Estimator("luck", lambda b: np.exp(b.truth + luck), (4,)),
+        truth_rows.Estimator("constant", truth_rivals.limit, (4,), reads_truth=True),
+    ]
+    found = truth_measures.measure(path, rows, [4]).measures
+    noisy, mean = np.exp(batch.truth + luck), truth_rivals.limit(batch)
+    ranked = [np.array([(x < y).sum() + (x == y).sum() / 2 for y in x]) for x in (noisy, batch.truth)]
+    assert found["luck", 4]["Spearman"].r() == pytest.approx(np.corrcoef(*ranked)[0, 1], abs=1e-12)
+    inside = [x - truth_batches.mean_of(batch.trajectory, x) for x in (noisy, batch.truth)]
+    assert found["luck", 4]["within"].r() == pytest.approx(np.corrcoef(*inside)[0, 1], abs=1e-12)
+    assert found["constant", 4]["within"].r() == 0.0  # exactly: rounding is no difference between turns
+    for constant in (mean, truth_batches.mean_of(batch.trajectory, luck), mean + 0.1 * batch.group):
+        assert np.corrcoef(constant, batch.truth)[0, 1] <= found["constant", 4]["r"].r() + 1e-12
+
+
+def test_regressions_of_a_batch_average_equal_turns_on_ngrams_only(tmp_path):
+    """On n-grams equal turns of a prompt get one advantage; on hidden states they keep the luck of their rollouts."""
+    pytest.importorskip("sklearn")
+    (batch,) = truth_batches.batches(small_set(tmp_path / "coin_hold.npz", groups=16))
+    turns = truth_rivals.equal_turns(batch)
+    for name, call in truth_rivals.rivals().items():
+        on_states, on_ngrams = call(batch), call(dataclasses.replace(batch, hidden={}, cache={}))
+        assert np.corrcoef(on_states, batch.truth)[0, 1] > 0.4, name
+        assert not np.allclose(on_states, truth_batches.mean_of(turns, on_states), atol=1e-3)
+        np.testing.assert_allclose(on_ngrams, truth_batches.mean_of(turns, on_ngrams), atol=1e-12)
 
 
 def cosine(x, y):
@@ -142,8 +180,8 @@ def test_products_with_the_expected_gradient_have_no_rollout_on_both_sides(tmp_p
     rng, parts = np.random.default_rng(5), list(truth_batches.parts(whole, 1))
     each, own = ([rng.normal(size=len(part)) for part in parts] for _ in range(2))
     found = truth_measures.Expected.make(parts, each, own)
-    draw = np.array([[0, 0, 3, 1]])
-    for products, groups in ((found.products(), range(4)), ([x[0] for x in found.products(draw)], draw[0])):
+    for groups in ([0, 1, 2, 3], [0, 0, 3, 1]):
+        products = [x[0] for x in found.products(truth_measures.counts(np.array([groups])))]
         rows = [np.concatenate([np.flatnonzero(part.group == g) for g in groups]) for part in parts]
         e, m = ([x[r] @ part.gradient[r] for x, r, part in zip(of, rows, parts, strict=True)] for of in (each, own))
         pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
@@ -152,9 +190,9 @@ def test_products_with_the_expected_gradient_have_no_rollout_on_both_sides(tmp_p
             *(np.mean([x[i] @ y[j] for i, j in pairs]) for x, y in ((e, e), (e, m), (m, m))),
         ]
         np.testing.assert_allclose(np.array(products), wanted, rtol=1e-9, atol=1e-12)
-    one, aa, ag, gg = map(float, found.products())
+    one, aa, ag, gg = map(float, found.products(np.ones(4)))
     assert found.bias_and_variance() == pytest.approx((1 - ag**2 / (aa * gg), one / aa - 1))
-    assert float(found.cosine()) == pytest.approx(ag / np.sqrt(one * gg) if gg > 0 else 0.0)
+    assert found.cosine() == pytest.approx(ag / np.sqrt(one * gg) if gg > 0 else 0.0)
     before, own_rows = truth_measures.others_mean(whole), whole.trajectory == 5
     whole.returns = whole.returns + own_rows
     changed = truth_measures.others_mean(whole) - before
@@ -177,9 +215,10 @@ def test_a_sample_of_turns_is_judged_on_them_alone(tmp_path, capsys):
     result = truth_measures.measure(path, rows, [2, 4])
     grpo = next(row for row in rows if row.name == "GRPO").call(next(truth_batches.parts(batch, 2)))
     of = batch.truth[sampled]
-    assert float(result.sums["GRPO", 2].r()) == pytest.approx(np.corrcoef(grpo, of)[0, 1], abs=1e-9)
-    assert result.gradients.keys() == {("GRPO", 2)}  # of four rollouts there is one batch, and no other
-    assert ("exact V as baseline of whole returns", 4) in result.sums and result.reliability == pytest.approx(1)
+    assert result.measures["GRPO", 2]["r"].r() == pytest.approx(np.corrcoef(grpo, of)[0, 1], abs=1e-9)
+    with_cosine = [key for key, of in result.measures.items() if "cosine" in of]
+    assert with_cosine == [("GRPO", 2)]  # of four rollouts there is one batch, and no other
+    assert ("exact V as baseline of whole returns", 4) in result.measures and result.reliability == pytest.approx(1)
     with pytest.raises(ValueError, match="finite"):
         truth_measures.checked(truth_rows.Estimator("mine", lambda b: b.returns - b.exact), batch)
     assert truth.main(["--folder", str(tmp_path), "--only", "GRPO", "--processes", "1", "--rollouts", "2"]) == 0
@@ -191,21 +230,21 @@ def test_cosines_from_gradients_by_group_are_those_of_the_whole_sums(tmp_path):
     rng = np.random.default_rng(5)
     a, draw = rng.normal(size=len(batch)), np.array([[0, 0, 3, 1]])
     found = truth_measures.Gradients.make([batch], [a], [batch.truth])
-    assert float(found.cosine()) == pytest.approx(cosine(a @ batch.gradient, batch.truth @ batch.gradient), abs=1e-12)
+    assert found.cosine() == pytest.approx(cosine(a @ batch.gradient, batch.truth @ batch.gradient), abs=1e-12)
     rows = np.concatenate([np.flatnonzero(batch.group == g) for g in draw[0]])
     of_rows = [x[rows] @ batch.gradient[rows] for x in (a, batch.truth)]
-    assert found.cosine(draw)[0] == pytest.approx(cosine(*of_rows), abs=1e-12)
+    assert found.value(truth_measures.counts(draw))[0] == pytest.approx(cosine(*of_rows), abs=1e-12)
     parts = list(truth_batches.parts(batch, 2))
     each = [rng.normal(size=len(part)) for part in parts]
     several = truth_measures.Gradients.make(parts, each, [part.truth for part in parts])
     alone = [truth_measures.Gradients.make([part], [x], [part.truth]) for part, x in zip(parts, each, strict=True)]
-    assert float(several.cosine()) == pytest.approx(np.mean([float(one.cosine()) for one in alone]), abs=1e-12)
+    assert several.cosine() == pytest.approx(np.mean([one.cosine() for one in alone]), abs=1e-12)
     (other,) = truth_batches.batches(small_set(tmp_path / "coin_choose.npz", groups=2, seed=1, gradients=True))
     other.group = other.group + 4  # two batches of unequal groups: draws are of all of them
     both = truth_measures.Gradients.make([batch, other], [a, other.truth], [batch.truth, other.truth])
-    assert float(both.cosine(np.array([[0, 1, 2, 3, 4, 5]]))[0]) == pytest.approx((float(found.cosine()) + 1) / 2)
-    assert float(truth_measures.Gradients.make([batch], [-batch.truth], [batch.truth]).cosine()) == pytest.approx(-1)
-    assert float(truth_measures.Gradients.make([batch], [0 * a], [batch.truth]).cosine()) == 0.0
+    assert both.cosine() == pytest.approx((found.cosine() + 1) / 2)
+    assert truth_measures.Gradients.make([batch], [-batch.truth], [batch.truth]).cosine() == pytest.approx(-1)
+    assert truth_measures.Gradients.make([batch], [0 * a], [batch.truth]).cosine() == 0.0
 
 
 def test_gradients_have_a_table_where_a_set_has_them(tmp_path):
@@ -214,7 +253,8 @@ def test_gradients_have_a_table_where_a_set_has_them(tmp_path):
     truth.main(["--folder", str(tmp_path / "a"), *words, "--out", str(tmp_path / "out")])
     page = (tmp_path / "out/truth.md").read_text(encoding="utf-8")
     table = re.sub(" {2,}", " ", page.partition("## Policy gradient at 8")[2])
-    assert f"{__name__}:every_record | 1.000 (1.00 to 1.00) | 1.000 (1.00 to 1.00) |" in table and "| GRPO | " in table
+    best = f"| {__name__}:every_record | 1.000 (1.00 to 1.00) | "
+    assert best in table and table.index(best) < table.index("| Config.gae() |") and "| GRPO | " in table
     rows = json.loads((tmp_path / "out/truth.json").read_text(encoding="utf-8"))["rows"]
     assert {row["estimator"]: row["gradient"]["cosine"] for row in rows}[f"{__name__}:every_record"] == 1.0
     small_set(tmp_path / "b/coin_hold.npz", rollouts=8)
@@ -262,7 +302,7 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
         assert message in capsys.readouterr().err
     truth.main([*words[:2], "--estimator", f"{__name__}:OWN", "--only", "GiGPO", *words[-4:]])
     page = (tmp_path / "out/truth.md").read_text(encoding="utf-8")
-    page = page[page.index("## 4 rollouts a prompt") :]
+    page = page[page.index("## r at 4 rollouts a prompt") :]
     lines = [line for line in page.splitlines() if re.match(r"\| (GiGPO|.*:OWN) +\|", line)]
     assert lines[0].split("|", 2)[2] == lines[1].split("|", 2)[2]
     short = ["--only", "GRPO", "--rollouts", "2", "--processes", "1"]
@@ -289,10 +329,12 @@ def test_a_file_of_the_current_folder_holds_ones_own(tmp_path, capsys, monkeypat
     assert re.search(r"mine.py:fails on the \d+ records of coin_hold: ZeroDivisionError.*mine.py, line 4\)", error)
 
 
-def test_the_leaderboard_is_that_of_the_committed_results(capsys):
+def test_marked_tables_are_those_of_the_committed_results(capsys):
     assert truth.main(["--leaderboard"]) == 0
-    page = (truth_sets.FOLDER.parents[1] / "docs/leaderboard.md").read_text(encoding="utf-8")
-    assert capsys.readouterr().out in page
+    assert capsys.readouterr().out in truth_tables.PAGES[0].read_text(encoding="utf-8")
+    for path in truth_tables.PAGES:
+        page = path.read_text(encoding="utf-8")
+        assert "<!-- bench truth --pages: " in page and truth_tables.rewritten(page) == page
 
 
 def test_a_memory_holds_the_batch_before(tmp_path):
@@ -314,7 +356,7 @@ def test_rollout_equivalents_are_read_off_the_reference_curve(tmp_path):
     rows = [of_returns, truth_rows.Estimator("truth", every_record, truth_rows.SIZES)]
     found = truth_measures.measure(path, rows, truth_rows.SIZES)
     summary = truth_measures.Summary([found])
-    curve = [float(found.sums[truth_rows.BIPACE, g].r()) for g in truth_rows.SIZES]
+    curve = [found.measures[truth_rows.BIPACE, g]["r"].r() for g in truth_rows.SIZES]
     assert len(set(np.round(curve, 12))) == 1  # returns need no peers: one r for every G
     assert summary.equivalent([found.name], "truth", 2) == "> 16"
     assert summary.equivalent([found.name], "nowhere", 2) == "–"
