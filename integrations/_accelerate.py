@@ -27,11 +27,12 @@ class KeepsStates:
     _get_output_dir: Any
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)  # type: ignore[misc]  # of the trainer behind it
-        settings = self._bipace.settings
-        if self.args.should_save and (settings.config().has_epsilon or settings.config().needs_memory):
+        config = self._bipace.settings.config()
+        if self.args.should_save and (config.has_epsilon or config.needs_memory):
+            # Before the trainer's: if the run ends in between, the checkpoint is not whole for the trainer either.
             folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
             self._bipace.save(folder / STATE_FILE)
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]  # of the trainer behind it
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]

@@ -116,7 +116,9 @@ class States:
 
     def __init__(self, settings: Settings, where: str = "") -> None:
         self.settings, self.where, self.radius = settings, where, Radius(settings, where)
+        self._kind = {"embedder": settings.embedder, "layer": settings.layer}
         self._embedder: Any = None  # of texts, once one is used
+        self._remembered = ""  # embedder of the states in memory, if known
         self.memory = ValueMemory(settings.memory_rows) if settings.config().needs_memory else None
         self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
         self.fitted = False  # whether any rollout's entries have matched its turns
@@ -196,6 +198,11 @@ class States:
 
             used, fingerprint = self._fingerprint(hidden, states, why)
             columns["fingerprint"] = fingerprint.to(columns["group"].device)
+            if self.memory is not None and len(self.memory) and self._remembered not in ("", used):
+                text = f"{self.where}share=memory begins anew: its states are of {self._remembered}, and now of {used}."
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                self.memory.restore(None)
+            self._remembered = used
             epsilon = self.radius.of(used, columns, gather) if config.has_epsilon else None
         elif config.needs_observation:
             columns["observation"] = texts()
@@ -285,34 +292,29 @@ class States:
         with atomic_file(path) as file:  # a run may end during the write
             file.write_text(json.dumps(self.state_dict()))
         if self.memory is not None and len(self.memory):
-            kept = {**self._kind, "memory": self.memory.state_dict()}
+            kept = {**self._kind, "used": self._remembered, "memory": self.memory.state_dict()}
             with atomic_file(path.with_name(MEMORY_FILE)) as file:
                 torch.save(kept, file)
-        elif self.memory is not None:
+        else:
             path.with_name(MEMORY_FILE).unlink(missing_ok=True)  # of an earlier run in this folder
 
     def load(self, path: Path) -> None:
         """Loads what save() wrote, if anything.  Of several processes rank 0 does, the others load_state_dict()."""
-        if path.exists():
-            self.load_state_dict(json.loads(path.read_text()))
-        file = path.with_name(MEMORY_FILE)
-        if self.memory is None or not file.exists():
+        if not path.exists():
             return
-        saved = torch.load(file, map_location="cpu", weights_only=True)
-        kind = {name: saved[name] for name in self._kind}
+        self.load_state_dict(json.loads(path.read_text()))
+        file = path.with_name(MEMORY_FILE)
+        if self.memory is None:
+            return
+        saved = torch.load(file, map_location="cpu", weights_only=True) if file.exists() else {}
+        kind = {name: saved.get(name) for name in self._kind}
         if kind == self._kind:
             self.memory.load_state_dict(saved["memory"])
+            self._remembered = saved.get("used", "")
         else:
-            warnings.warn(
-                f"{self.where}share=memory begins with an empty memory: {file} holds states of {kind}, but this run "
-                f"reads {self._kind}.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    @property
-    def _kind(self) -> dict[str, Any]:
-        return {"embedder": self.settings.embedder, "layer": self.settings.layer}
+            why = f"holds states of {kind}, but this run reads {self._kind}" if saved else "does not exist"
+            text = f"{self.where}share=memory begins with an empty memory: {file} {why}."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
         """The choices, for a checkpoint: plain values, without the memory's records."""

@@ -30,7 +30,7 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 LONGEST_LINE = 64  # MiB
 MOST_FIELDS = 100_000  # of a line or a Parquet file: reading millions takes a minute
-BOMB_BYTES, BOMB_RATIO = 1 << 30, 200  # a gzipped file that unpacks to more bytes, and to a larger ratio, is refused
+BOMB_BYTES, BOMB_RATIO = 1 << 30, 200  # a file that unpacks to more bytes, and to a larger ratio, is refused
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Ints = npt.NDArray[np.int64]
@@ -189,15 +189,13 @@ def read(
                 if not parser.fields:
                     parser.start(record.__contains__)
                 parser.add(record, line)
-        source = Source(path, _sha256(path), parser.records, parser.unit)
-        rollouts.sources.append(source)
+        rollouts.sources.append(Source(path, _sha256(path), parser.records, parser.unit))
         seen |= parser.seen
-        if source.records == 0:
-            raise CliError(f"{path} holds no records; give a file with one step record per {source.unit}.")
+        if parser.records == 0:
+            raise CliError(f"{path} holds no records; give a file with one step record per {parser.unit}.")
         present = {name for name, _, _ in parser.fields}
-        for name in optional:
-            if name not in present:  # optional, and not in this file: then for no record
-                setattr(rollouts, name, None)
+        for name in {*optional} - present:  # not in this file: then for no record
+            setattr(rollouts, name, None)
         optional = tuple(name for name in optional if name in present)
     for name in wanted:
         column = getattr(columns, name)
@@ -450,11 +448,8 @@ def json_lines(
                         f"line, or use --longest-line {2 * longest_line}."
                     )
                 unpacked += len(text)
-                if zipped and unpacked > max(BOMB_BYTES, BOMB_RATIO * raw.tell()):
-                    raise CliError(
-                        f"{path}, line {line}: it unpacks to more than {BOMB_RATIO} times its size, {unpacked >> 20:,} "
-                        "MiB so far; unpack it with gunzip first if that is intended."
-                    )
+                if zipped:
+                    _check_unpacked(unpacked, raw.tell(), f"{path}, line {line}")
                 if advance is not None and raw.tell() - read >= 1 << 16:
                     advance(raw.tell() - read)
                     read = raw.tell()
@@ -469,6 +464,15 @@ def json_lines(
         raise CliError(f"{path} is truncated or damaged after line {line}: {reason}. Copy it again.") from None
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def _check_unpacked(unpacked: int, size: int, where: str) -> None:
+    """CliError for a file that unpacks to very much, as hostile ones do.  size: the bytes of it that were read."""
+    if unpacked > max(BOMB_BYTES, BOMB_RATIO * size):
+        raise CliError(
+            f"{where}: it unpacks to more than {BOMB_RATIO} times its size, {unpacked >> 20:,} MiB so far; write it as "
+            "plain .jsonl first if that is intended."
+        )
 
 
 def _json_object(raw: bytes, line: int, here: str) -> dict[str, Any]:
@@ -512,7 +516,8 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> None:
                     fact = "is missing" if column not in names else "stands there twice"
                     cure = f"name the right one with --{name}-column"
                     raise CliError(f'{path}: the column "{column}" {fact}; {cure}. Found: {_names(names)}.')
-            _add_batches(parser, file, advance)
+            columns = list(dict.fromkeys(column for _, column, _ in parser.fields if column in names))
+            _add_batches(parser, file, columns, advance)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).split("\n")[0].rstrip(".")
         raise CliError(f"{path} cannot be read as Parquet: {reason}.") from None
@@ -520,15 +525,17 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> None:
         raise CliError(f"{path} cannot be read: after row {parser.records} a text is not UTF-8.") from None
 
 
-def _add_batches(parser: _Parser, file: Any, advance: Advance | None) -> None:
-    size = os.path.getsize(parser.path)
-    stored = file.schema_arrow.names
-    columns = list(dict.fromkeys(column for _, column, _ in parser.fields if column in stored))
-    for batch in file.iter_batches(batch_size=4096, columns=columns):
+def _add_batches(parser: _Parser, file: Any, columns: list[str], advance: Advance | None) -> None:
+    size, unpacked = os.path.getsize(parser.path), 0
+    for batch in file.iter_batches(batch_size=128, columns=columns):  # small: each row may hold the longest text
         values = []
         for column in columns:
+            entries = batch.column(column)
+            entries = entries.dictionary_decode() if hasattr(entries, "dictionary_decode") else entries
+            unpacked += entries.nbytes
+            _check_unpacked(unpacked, size, f"{parser.path}, row {parser.records + 1}")
             try:
-                values.append(batch.column(column).to_pylist())
+                values.append(entries.to_pylist())
             except UnicodeDecodeError:
                 raise
             except (ValueError, OverflowError) as error:  # times finer or farther than Python's

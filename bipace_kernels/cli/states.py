@@ -60,15 +60,13 @@ def _histories(rollouts: Rollouts, depth: int) -> list[tuple[str, ...]]:
     histories: list[tuple[str, ...]] = [(observation,) for observation in rollouts.observation]
     for rows in rows_of.values():
         rows.sort(key=lambda row: rollouts.step[row])  # stable: equal steps keep the order of the file
-        behind: list[str] = []
+        behind: list[str] = []  # observations of the distinct steps so far, the row's own included
         last: int | None = None
         for row in rows:
-            repeated = rollouts.step[row] == last
-            past = behind[:-1] if repeated else behind
-            histories[row] = (*past[max(0, len(past) - depth) :], rollouts.observation[row])
-            if not repeated:
+            if rollouts.step[row] != last:
                 behind.append(rollouts.observation[row])
                 last = rollouts.step[row]
+            histories[row] = (*behind[max(0, len(behind) - 1 - depth) : -1], rollouts.observation[row])
     return histories
 
 

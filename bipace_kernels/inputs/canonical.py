@@ -73,9 +73,7 @@ def array_key(value: np.ndarray[Any, Any] | torch.Tensor, name: str) -> tuple[An
 
 def tensor_bytes(values: torch.Tensor, name: str) -> torch.Tensor:
     """The tensor's bytes in row-major order, uint8 on the CPU."""
-    if values.layout != torch.strided or values.is_quantized or values.is_meta:
-        raise TypeError(f"{name} must be a dense tensor, got {values.layout} on {values.device}; use .to_dense().")
-    flat = values.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat = checks.check_dense(values, name).detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8)
 
 

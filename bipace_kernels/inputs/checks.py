@@ -58,8 +58,7 @@ def length(value: Any, name: str) -> int:
 
 
 def check_length(value: Any, name: str, n: int) -> None:
-    got = value.shape[0] if isinstance(value, Tensor) and value.ndim else length(value, name)
-    if got != n:
+    if (got := length(value, name)) != n:
         raise ValueError(f"{name} must have one entry per row, N = {n} like group, got {got}.")
 
 
@@ -115,6 +114,9 @@ def check_dense(value: Tensor, name: str) -> Tensor:
     if value.layout != torch.strided or value.is_quantized or value.is_nested:
         kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
         raise TypeError(f"{name} must be a dense tensor, got a {kind} one; use to_dense(), dequantize() or padding.")
+    # The compiler cannot trace the question whether this is a derivative that torch knows to be 0.
+    if value.is_meta or (not torch.compiler.is_compiling() and value._is_zerotensor()):
+        raise TypeError(f"{name} must be a dense tensor, got one that has no memory; make it with torch.zeros().")
     return value
 
 
@@ -241,11 +243,6 @@ def one_device(arguments: dict[str, Any]) -> torch.device:
         places = ", ".join(f"{name} on {device}" for device, name in found.items())
         raise ValueError(f"all tensors must be on one device, got {places}; move them with .to(device).")
     return next(iter(found)) if found else torch.device("cpu")  # plain to torch.compile
-
-
-def rows_of(bad: Tensor) -> Rows:
-    """The true entries of a mask, for a message."""
-    return Rows(torch.nonzero(bad).flatten().tolist())
 
 
 def check_number_in(value: Any, name: str, low: float, high: float) -> float:

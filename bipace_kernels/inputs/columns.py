@@ -144,11 +144,10 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
         check_layout(layout, group=given["group"], trajectory=given["trajectory"], step=given["step"])
     if given["rewards"] is None and (given["returns"] is None or given["episode_return"] is None):
         raise ValueError("rewards is missing; it may be None only where both returns and episode_return are given.")
-    needs = cfg.needs
-    if given["rewards"] is None and "rewards" in needs:
+    if given["rewards"] is None and "rewards" in cfg.needs:
         raise ValueError(f"rewards is missing; estimator={cfg.estimator!r} reads the reward of each step.")
     reads = cfg.averages_actions or isinstance(cfg.value, str)  # a function may do without states
-    if "fingerprint" in needs and reads and given["fingerprint"] is None and given.get("value") is None:
+    if "fingerprint" in cfg.needs and reads and given["fingerprint"] is None and given.get("value") is None:
         raise ValueError(
             f"fingerprint is missing; estimator={cfg.estimator!r} with value={cfg.value_name!r} needs one per row: "
             "bipace_kernels.ngram_fingerprint(observation) makes them from texts.  Or take value='group' or 'cluster', "

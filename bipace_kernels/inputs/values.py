@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..backends.records import out_of_range
 from ..support.errors import InputError, Named, Rows
-from . import checks
 from .layout import Layout
 
 SET_ASIDE = Named("on_invalid", ("singleton",), in_config=True)
@@ -75,11 +74,10 @@ def raise_spoilt(
         if values is not None and bool((bad := inside & out_of_range(values)).any()):
             worst = float(values[int(torch.nonzero(bad)[0])])
             text = f"{{}} must be finite (and within ±1e37), got {worst:g} at {{}}; {SPOILT_CURE}"
-            raise InputError(text, Named(name), checks.rows_of(bad), SET_ASIDE)
-    rows = torch.zeros(lay.n_rows, dtype=torch.bool)
-    rows[lay.order[spoilt[lay.trajectory_of_record()]]] = True
+            raise InputError(text, Named(name), Rows(torch.nonzero(bad).flatten().tolist()), SET_ASIDE)
+    rows = lay.order[spoilt[lay.trajectory_of_record()]]
     text = f"{{}} must sum to finite returns within ±1e37, got other sums at {{}}; {SPOILT_CURE}"
-    raise InputError(text, Named("rewards"), checks.rows_of(rows), SET_ASIDE)
+    raise InputError(text, Named("rewards"), Rows(sorted(rows.tolist())), SET_ASIDE)
 
 
 def check_kernel_steps(lay: Layout) -> None:
@@ -97,8 +95,6 @@ def check_fingerprint(lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE, 
     cure    of the message, with {} for Config(on_invalid='singleton')
     """
     for code, fact in ((1, "non-finite values (beyond ±3.4e38 counts as one)"), (2, "zeros, which have no direction,")):
-        rows = torch.zeros(lay.n_rows, dtype=torch.bool)
-        rows[lay.order[state == code]] = True
-        if bool(rows.any()):
+        if rows := sorted(lay.order[state == code].tolist()):
             text = f"{{}} must have finite, non-zero rows, got {fact} at {{}}; {cure}"
-            raise InputError(text, Named(name), checks.rows_of(rows), SET_ASIDE)
+            raise InputError(text, Named(name), Rows(rows), SET_ASIDE)

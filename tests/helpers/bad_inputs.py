@@ -105,6 +105,7 @@ BAD = {
         (at(BATCH.fingerprint, 6, 0.0), ValueError, "got zeros, which have no direction, at row 6;"),
         (["text"] * N, TypeError, "fingerprint must be real numbers"),
         (torch.ones(N, 3).to_sparse(), TypeError, "fingerprint must be a dense tensor"),
+        (torch._efficientzerotensor((N, 3)), TypeError, "fingerprint must be a dense tensor, got one that has no mem"),
         ([torch.ones(3)] * (N - 1) + [torch.ones(4)], ValueError, "fingerprint must be .* got tensors of 2 shapes"),
     ],
     "action_key": [

@@ -337,10 +337,25 @@ def test_a_memory_of_other_states(tmp_path):
     plain = States(Settings.of({"method": "gae"}))
     plain.load(file)
     assert plain.memory is None
-    later = states_of()
+    later, lost = states_of(), states_of()
     later.load(file)
     with pytest.raises(ValueError, match=r"D = 4 like the batches in memory, got 6; begin .*_memory\.pt"):
         later.advantage(RECORDS, list, hidden=torch.randn(3, 6))
+    (tmp_path / "bipace_memory.pt").unlink()
+    with pytest.warns(RuntimeWarning, match=r"begins with an empty memory: .*bipace_memory\.pt does not exist"):
+        lost.load(file)
+
+
+@pytest.mark.filterwarnings("ignore:a batch has 1 prompts", "ignore:here.embedder=auto uses n-grams")
+def test_a_memory_of_hidden_states_takes_no_n_grams(tmp_path):
+    """embedder=auto may find other states than the run that saved it, and n-grams can have the width of a model's."""
+    one, resumed, file = states_of(embedder="auto"), states_of(embedder="auto"), tmp_path / "bipace.json"
+    one.advantage(RECORDS, list, hidden=torch.randn(3, 4096))
+    one.save(file)
+    resumed.load(file)
+    with pytest.warns(RuntimeWarning, match=r"share=memory begins anew: .* of actor_hidden, and now of ngram"):
+        resumed.advantage(RECORDS, lambda: ["a", "b", "ab"], why="none")
+    assert len(resumed.memory) == 3  # and not its 4 rows
 
 
 def test_a_state_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -397,8 +412,7 @@ def test_a_text_state_of_several_turns():
     records["valid"][1] = False
     assert windows(records, observations, actions, 3)[:3] == ["b\n> 2\nc", "a", "b"]
 
-
-def test_a_text_state_holds_three_turns_where_a_kernel_value_reads_it():
+    # Three where a kernel value reads it.
     for gae, turns in (({}, 3), ({"embedder": "ngram"}, 3), ({"embedder": "identity"}, 1), ({"value": "cluster"}, 1)):
         assert Settings(method="gae", **gae).turns_of_text == turns
     for turns in (None, 2):

@@ -5,6 +5,7 @@ import logging
 import warnings
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -393,7 +394,11 @@ def test_a_run_that_resumes_has_the_bits_of_the_one_that_went_on(tmp_path, monke
         "rollout_func": tt.rollout, "num_iterations": 2, "max_steps": 7, "shuffle_dataset": False,
         "save_strategy": "steps", "save_steps": 4, **KEPT[file],
     }  # fmt: skip
+    save, saved = GRPOTrainer._save, []
+    of = lambda self, to, **what: saved.append(Path(to, file).exists()) or save(self, to, **what)  # noqa: E731
+    monkeypatch.setattr(GRPOTrainer, "_save", of)
     first, epsilons = trained(tmp_path, **options), []
+    assert set(saved) == {True}  # before the model: a run may end before its checkpoint is whole
     memory, controller = bk.ValueMemory(12), bk.EpsilonController(0.02)
     for batch in first.batches:
         config, how = bk.Config.gae(share="memory", **SINGLETON), {"memory": memory}

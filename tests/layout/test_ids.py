@@ -268,7 +268,8 @@ def test_arrays_without_an_axis_or_meaningful_bytes():
         number_objects(["a", np.array(["a", None], dtype=object)])
     with pytest.raises(TypeError, match=r"observation must not be .*padding bytes are undefined"):
         number_objects(np.zeros((2, 2), dtype=np.longdouble))
-    refused("observation must be a dense tensor", number_objects, torch.eye(3).to_sparse(), error=TypeError)
+    for values in (torch.eye(3).to_sparse(), torch._efficientzerotensor((3, 2)), torch.eye(3, device="meta")):
+        refused("observation must be a dense tensor", number_objects, values, error=TypeError)
     for value in (np.array(3), torch.tensor(3), np.array("a")):
         refused("observation must have a first axis", number_objects, value)
 
