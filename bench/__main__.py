@@ -95,13 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.epilog = f"Separate programs, each with --help: {programs}."
     parser.add_argument("stages", nargs="*", default="all", choices=[*stages.STAGES, "all"], metavar="STAGE",
                         help=f"any of {', '.join(stages.STAGES)}, or all (the default)")  # fmt: skip
-    parser.add_argument(
-        "--threads",
-        type=_positive,
-        default=all_cores(),
-        metavar="N",
-        help="of each side (%(default)s); with 1, all times are CPU time",
-    )
+    sides = "of each side (%(default)s); with 1, all times are CPU time"
+    parser.add_argument("--threads", type=_positive, default=all_cores(), metavar="N", help=sides)
     parser.add_argument("--rounds", type=_positive, default=15, metavar="N", help="calls of each side at most (15)")
     return parser
 

@@ -153,15 +153,16 @@ GROWTH = "growth.png"
 def draw(folder: Path, document: Mapping[str, Any], clone: str) -> list[str]:
     """Pictures of speed-ups, and of the growth with the batch, of which `clone` is the bound: their names, if any."""
     machine, drawn = document["machine"], []
-    run = f"{machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}"
+    run = f"{machine['cpu']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}, {machine['date'][:10]}"
     for name, stages in PICTURES.items():
         bars = [r for r in document["rows"] if r["ratio"] is not None and r["stage"] in stages]
         bars = [r for r in bars if r["kind"] in ("competitor", "bound")]
         if bars:
             lines = len(bars) + len({(r["stage"], r["workload"]) for r in bars})
+            shown = ", ".join(dict.fromkeys(r["stage"] for r in bars))
             made, panels = png.figure(8.6, 0.22 * lines + 1.7)
             _bars(panels[0, 0], bars, document["targets"])
-            png.set_title(made, f"Times slower than bipace_kernels {machine['package']}: {', '.join(stages)}\n{run}")
+            png.set_title(made, f"Times slower than bipace_kernels {machine['package']}: {shown}\n{run}")
             png.save(made, folder / name)
             drawn.append(name)
     if document["scaling"]:
@@ -199,7 +200,9 @@ def _bars(axes: Axes, rows: Sequence[Mapping[str, Any]], targets: Sequence[Mappi
     axes.set_ylim(y - 0.4, -0.6)
     axes.set_xscale("log")
     ratios = [1.0, *(row["ratio"] for row in rows)]
-    axes.set_xlim(min(ratios) / 4, max(ratios) * 4)
+    axes.set_xlim(min(ratios) / 2.5, max(ratios) * 4)
+    axes.spines["left"].set_visible(False)  # the line at 1× is the axis
+    axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     axes.tick_params(axis="x", top=True, labeltop=True)
     axes.axvline(1.0, color=_LINE, linewidth=1)

@@ -12,7 +12,7 @@ from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
-    "*.md", "LICENSE", "CITATION.cff", "docs/**/*.md", "docs/images/*.png", "docs/site/*.css",
+    "*.md", "LICENSE", "CITATION.cff", "docs/**/*.md", "docs/images/*.png", "docs/site/*.css", "docs/site/*.js",
     "examples/**/*.md", "examples/**/*.png", "bench/*.md", "bench/truth/*.md", "bench/results/**/*.md",
     "bench/results/**/*.png",
     "integrations/*.md", "csrc/*.md",

@@ -56,6 +56,8 @@ def test_the_site_builds_strictly(tmp_path):
     assert "<tr><td><code>trajectory</code></td><td>[N] trajectory id, unique in the batch</td></tr>" in page
     assert '<a href="../estimator.html">docs/estimator.md</a>' in page
     assert (tmp_path / "site/search/search_index.js").exists()  # read by pages that are opened from a disk
+    scripts = re.findall(r'<script src="([^"]*)"', page)
+    assert "../site/iframe-worker.js" in scripts and not [one for one in scripts if "//" in one]  # offline, too
     index = json.loads((tmp_path / "site/search/search_index.json").read_text())["docs"]
     assert not [entry["location"] for entry in index if entry["location"].startswith(("bench/results", "CHANGELOG"))]
     assert [entry for entry in index if entry["location"].startswith("docs/estimator.html#41-an-estimator-of-your-own")]

@@ -37,7 +37,7 @@ def drift(path: Path, committed: Path) -> None:
 def speed(path: Path, committed: Path) -> None:
     from bench import readme_chart
 
-    readme_chart.main(ROOT / "bench/results/cpu/bench.json", path)
+    readme_chart.main(*(ROOT / f"bench/results/{run}/bench.json" for run in ("cpu", "critic")), path)
 
 
 def curves(path: Path, committed: Path) -> None:
@@ -132,6 +132,7 @@ FIGURES: dict[str, Draw] = {
     "bench/results/cpu/clusters.png": bench,
     "bench/results/cpu/growth.png": bench,
     "bench/results/cpu/texts.png": bench,
+    "bench/results/critic/calls.png": bench,
     "bench/results/drift/drift.png": drift,
     "bench/results/truth/truth.png": truth,
     "docs/images/calibration.png": calibration,
