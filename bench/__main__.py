@@ -22,12 +22,10 @@ PROGRAMS = {
     "sass": "instructions and modelled cycles of the CUDA scan and of its workers; needs nvcc, no GPU",
     "eager": "host time of a call on a GPU, with nothing launched; needs no GPU",
     "bits": "digests of the CPU's results over random batches, to compare two builds",
-    "drift": "an ε that follows the policy against a fixed one; a simulation, nothing is timed",
     "distributed": "one batch on several processes, against one process",
     "hidden": "the cost of hidden states in a forward that a trainer runs anyway",
     "truth": "advantages against true ones, on committed rollouts",
     "trainers": "what the adapters add to a training step; needs TRL and verl",
-    "trainer_steps": "steps of TRL with BiPACE against stock GRPO, and verl's calculation; needs TRL and verl",
 }
 
 

@@ -3,7 +3,7 @@
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -123,17 +123,15 @@ def trl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
     return [Side("TRL's own", own), Side("TRL, what BiPACE adds", ours)]
 
 
-def verl_sides(
-    batch: Batch, tokenizer: Any, method: str = "bipace", states: Callable[[], Tensor] | None = None
-) -> list[Side]:
-    """verl's compute_advantage() with either estimator, on a DataProto; states() are taken in place of the batch's."""
+def verl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
+    """verl's compute_advantage() with either estimator, on a DataProto."""
     importlib.import_module("bipace_kernels.integrations.verl.plugin")  # as verl loads it
     verl, ray_trainer = importlib.import_module("verl"), importlib.import_module("verl.trainer.ppo.ray_trainer")
     driver = importlib.import_module("bipace_kernels.integrations.verl.driver_v0")
     hydra = importlib.import_module("hydra")
-    words = ["algorithm.adv_estimator=bipace", f"+algorithm.bipace.method={method}"]
+    words = ["algorithm.adv_estimator=bipace", f"actor_rollout_ref.rollout.n={batch.rollouts}"]
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-        config = hydra.compose("ppo_trainer", [*words, f"actor_rollout_ref.rollout.n={batch.rollouts}"])
+        config = hydra.compose("ppo_trainer", [*words, "+algorithm.bipace.method=bipace"])
     bipace = importlib.import_module("bipace_kernels.integrations.verl.estimator").Bipace(config)
     data = batch.tensors()
     scores = torch.zeros(data["mask"].shape)
@@ -152,8 +150,7 @@ def verl_sides(
         return ray_trainer.compute_advantage(rows, "grpo", num_repeat=batch.rollouts)
 
     def ours(rows: Any) -> Any:
-        hidden = (data["hidden"] if states is None else states()).split(batch.turns)
-        with bipace.handed_over(driver.rows_of(rows, hidden), tokenizer):
+        with bipace.handed_over(driver.rows_of(rows, data["hidden"].split(batch.turns)), tokenizer):
             return ray_trainer.compute_advantage(rows, "bipace", num_repeat=batch.rollouts)
 
     return [Side("verl's own", own, prepare), Side("verl with BiPACE", ours, prepare)]
@@ -184,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = options.parse_args(argv)
     sizes, rounds = (SIZES[:1], 2) if arguments.quick else (SIZES, arguments.rounds)
     with threads(1) as on:
-        of = versions()
+        of = {name: importlib.import_module(name).__version__ for name in ("trl", "verl", "transformers")}
         rows = [asdict(row) for batch in sizes for row in measure(batch, Effort(rounds=rounds, seconds=4.0))]
     columns = {
         "batch": "{batch}", "side": "{side}", "median ms": "{median_ms:.3g}", "CPU ms": "{cpu_ms:.3g}",
@@ -192,19 +189,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     }  # fmt: skip
     most = max(row["added_cpu_ms"] for row in rows if row["batch"].startswith("tiny") and row["added_ms"])
     promise = f"Promised at the tiny size: at most {PROMISED_MS:g} ms; in CPU time at most {most:.3g} ms were seen."
+    versions = ", ".join(f"{name} {version}" for name, version in of.items())
     title = "What the trainers' adapters add to a step"
-    text = page(title, f"{spelt(of)}; {about(on)}", ABOUT, table(columns, rows), promise)
+    text = page(title, f"{versions}; {about(on)}", ABOUT, table(columns, rows), promise)
     publish("trainers", {"schema": 1, "machine": on, "versions": of, "rows": rows}, text, arguments.out)
     return 0
-
-
-def versions() -> dict[str, str]:
-    """Of the trainers."""
-    return {name: importlib.import_module(name).__version__ for name in ("trl", "verl", "transformers")}
-
-
-def spelt(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 if __name__ == "__main__":

@@ -7,16 +7,42 @@ import numpy as np
 import pytest
 import torch
 from batches import spread_out
-from benchmarks import module
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paths import ROOT
 from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.diagnostics.value_r2 import value_r2
 
-drift = module("drift")
+
+def drifting(steps, *, groups=3, dim=64, seed=20260, rollouts=8, horizon=20, states=24):
+    """(fingerprints, layout, returns) of each step of a training, on the fly; every step has a seed of its own.
+
+    A record is √(1−s)·shared + √(s(1−v))·own + √(s·vᵢ)·noise, unit vectors; `own` is half a room's direction and half
+    the state's, six states to a room; vᵢ is a record's own share of noise, v on the median.  So two visits of a state
+    are s·v apart, and two states of different rooms s.  The cone s narrows, opens wider and comes back; v grows.
+    """
+
+    def unit(x):
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    group = np.repeat(np.arange(groups), rollouts * horizon)
+    layout = bk.layout(group, np.repeat(np.arange(groups * rollouts), horizon))
+    visits = 1.0 / np.arange(1, states + 1)
+    for t in range(steps):
+        rng = np.random.default_rng([seed, t])
+        at = t / max(steps - 1, 1)
+        s, v = np.interp(at, (0.0, 0.4, 0.7, 1.0), (0.30, 0.10, 0.45, 0.30)), np.interp(at, (0.0, 1.0), (0.25, 0.40))
+        shared = unit(rng.standard_normal(dim))
+        rooms = unit(rng.standard_normal((groups, -(-states // 6), dim)))
+        own = unit(rng.standard_normal((groups, states, dim)))
+        own = unit(rooms[:, np.arange(states) // 6] + own)
+        state = rng.choice(states, len(group), p=visits / visits.sum())
+        share = np.minimum(v * np.exp(0.5 * rng.standard_normal((len(group), 1))), 1.0)
+        noise = unit(rng.standard_normal((len(group), dim)))
+        x = np.sqrt(1 - s) * shared + np.sqrt(s * (1 - v)) * own[group, state] + np.sqrt(s * share) * noise
+        value = rng.standard_normal((groups, states))
+        yield torch.from_numpy(x.astype(np.float32)), layout, value[group, state] + rng.standard_normal(len(group))
 
 
 def apart(*sizes):
@@ -280,13 +306,13 @@ def test_value_r2_leaves_out_rows_with_bad_returns():
 
 @pytest.mark.parametrize("objective", ["median", "value_r2"])
 def test_a_restored_controller_goes_on_bit_for_bit(objective):
-    batches = list(drift.synthetic(drift.Simulation(steps=16, groups=3, dim=32, seed=5)))
+    batches = list(drifting(16, dim=32, seed=5))
     settings_of = {"objective": objective, "max_step": 1.4}
 
     def run(controller, part):
         out = []
-        for batch in part:
-            controller.update(batch.fingerprint, layout=batch.layout, returns=batch.returns)
+        for x, layout, returns in part:
+            controller.update(x, layout=layout, returns=returns)
             out.append(json.dumps([controller.state_dict(), controller.metrics()]))
         return out
 
@@ -382,31 +408,26 @@ def test_on_a_device_as_on_the_cpu(stand_ins, objective):
 
 
 def test_holds_sizes_and_singletons_where_a_fixed_epsilon_lets_go():
-    """The drift of bench/drift.py, smaller.  A controller that never moved would be the line `static`."""
-    lines, _ = drift.follow(drift.synthetic(drift.Simulation(steps=60, groups=3, dim=64)))
-    near_the_band = {name: float(np.mean([3 <= size <= 10 for size in line.median])) for name, line in lines.items()}
+    """A controller that never moved would be the line `static`."""
+    between, lines = {"band": (4.0, 8.0), "bounds": (0.02, 0.40)}, {}  # (ε, sizes of the clusters) of each step
+    for t, (x, layout, returns) in enumerate(drifting(60)):
+        search = bk.choose_epsilon(x, layout=layout, **between).epsilon
+        if t == 0:
+            first = search
+            follows = {o: bk.EpsilonController(first, objective=o, **between) for o in ("median", "value_r2")}
+        chosen = {name: one.update(x, layout=layout, returns=returns) for name, one in follows.items()}
+        chosen |= {"static": first, "search": search}
+        labels = bk.cluster(x, epsilon=(*chosen.values(),), layout=layout)
+        for (name, epsilon), label in zip(chosen.items(), labels, strict=True):
+            lines.setdefault(name, []).append((epsilon, np.bincount(label.numpy())))
+    near_the_band = {name: np.mean([3 <= np.median(size) <= 10 for _, size in line]) for name, line in lines.items()}
     assert near_the_band["static"] < 0.5
-    assert near_the_band["controller"] > 0.9
-    assert near_the_band["controller R²"] > 0.85
-    spread = {name: line.summary()["singletons_std"] for name, line in lines.items()}
-    assert spread["controller"] < 0.5 * spread["static"]
-    moves = {name: line.summary()["moves"] for name, line in lines.items()}
-    assert 3 <= moves["controller"] < 0.7 * moves["search"]
-
-
-@pytest.mark.slow
-def test_the_program_writes_what_it_shows(tmp_path, capsys):
-    sample = ROOT / "examples/data/webshop_llm.jsonl.gz"
-    assert drift.main(["--steps", "2", "--rollouts", str(sample), "--out", str(tmp_path)]) == 0
-    document = json.loads((tmp_path / "drift.json").read_text())
-    assert (tmp_path / "drift.md").read_text().strip() in capsys.readouterr().out
-    assert (tmp_path / "drift.png").read_bytes().startswith(b"\x89PNG")
-    for found in document["drifts"].values():
-        assert list(found["lines"]) == list(drift.POLICIES)
-        assert all(len(line["epsilon"]) == len(found["drift"]) == 2 for line in found["lines"].values())
-    with pytest.raises(SystemExit):
-        drift.main(["--rollouts", str(tmp_path / "none")])
-    assert "pass a file that `bipace report` reads" in capsys.readouterr().err
+    assert near_the_band["median"] > 0.9
+    assert near_the_band["value_r2"] > 0.85
+    singletons = {name: np.std([(size == 1).mean() for _, size in line]) for name, line in lines.items()}
+    assert singletons["median"] < 0.5 * singletons["static"]
+    moves = {name: np.count_nonzero(np.diff([epsilon for epsilon, _ in line])) for name, line in lines.items()}
+    assert 3 <= moves["median"] < 0.7 * moves["search"]
 
 
 @pytest.mark.parametrize(

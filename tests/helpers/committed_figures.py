@@ -27,13 +27,6 @@ def bench(path: Path, committed: Path) -> None:
     shutil.move(folder / committed.name, path)
 
 
-def drift(path: Path, committed: Path) -> None:
-    from bench import drift
-
-    found = json.loads((committed.parent / "drift.json").read_text())["drifts"]
-    drift.draw(path, {name: {k: drift.Line(**v) for k, v in one["lines"].items()} for name, one in found.items()})
-
-
 def speed(path: Path, committed: Path) -> None:
     from bench import readme_chart
 
@@ -133,7 +126,6 @@ FIGURES: dict[str, Draw] = {
     "bench/results/cpu/growth.png": bench,
     "bench/results/cpu/texts.png": bench,
     "bench/results/critic/calls.png": bench,
-    "bench/results/drift/drift.png": drift,
     "bench/results/truth/truth.png": truth,
     "docs/images/calibration.png": calibration,
     "docs/images/embedders.png": embedders,

@@ -237,4 +237,4 @@ main(sys.argv[1:])
     assert "bipace_kernels" in bipace("info", "--json").stdout
     done = bipace("bench", "gpu")
     assert (done.returncode, done.stderr) == (2, "error: bench gpu needs a checkout of the repository\n")
-    assert "there is no" in bipace("bench", "drift").stderr, "its sample of rollouts stays in the repository"
+    assert "there is no" in bipace("bench", "hidden").stderr, "its sample of rollouts stays in the repository"
