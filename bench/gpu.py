@@ -73,8 +73,7 @@ def _run(name: str, arguments: argparse.Namespace) -> bool:
         try:
             if name in CHECKS:
                 fine = CHECKS[name](gpu_checks.Run(part, arguments.out, arguments.seconds, arguments.limit,
-                                                   arguments.dry,
-                                                   save, _tell))  # fmt: skip
+                                                   arguments.dry, save, _tell))  # fmt: skip
             else:
                 fine = _measure(name, part, arguments, save)
         except Exception as error:  # what it found before stays; the parts after it still run
@@ -270,10 +269,11 @@ def stages(bench: Bench, dry: bool) -> None:
 
 
 def others(bench: Bench, dry: bool) -> None:
-    """Presets without fingerprints, ε = 0, n-gram fingerprints."""
+    """Presets without fingerprints, ε = 0, the critic's values over the batch and over prompt groups."""
     x = _make(_shapes(SHORT, dry=dry)[0], dry)
     for backend in _backends(bench, _title(x.shape)):
-        _rows(bench, x, backend, gpu_stages.presets(x, backend))
+        values = [gpu_stages.gae(x, backend, share) for share in ("batch", "group")]
+        _rows(bench, x, backend, [*gpu_stages.presets(x, backend), *values])
 
 
 def hidden(bench: Bench, dry: bool) -> None:
@@ -338,10 +338,8 @@ NEEDED_CHAINS = {
 
 def _parser() -> argparse.ArgumentParser:
     every = [*CHECKS, *PARTS]
-    parser = argparse.ArgumentParser(
-        prog="bench gpu",
-        description="Measures the Triton and the CUDA backend on the current GPU; writes gpu.json and gpu.md.",
-    )
+    about = "Measures the Triton and the CUDA backend on the current GPU; writes gpu.json and gpu.md."
+    parser = argparse.ArgumentParser(prog="bench gpu", description=about)
 
     def part(text: str) -> str:
         if text not in every:
@@ -357,9 +355,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="for each check of smoke and first, after its preparation (%(default)s)")  # fmt: skip
     parser.add_argument("--watched", action="store_true", help=gpu_checks.WATCHED)
     parser.add_argument("--commit", default="", metavar="ID", help="of the sources, where this is no checkout")
-    parser.add_argument(
-        "--dry", action="store_true", help="tiny sizes on the CPU, by interpreter and emulator: measures nothing"
-    )
+    parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU, emulated: measures nothing")
     parser.add_argument("--targets", action="store_true", help="only say which targets the figures in --out meet")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="DIR",
                         help="one gpu.json and gpu.md out of those in these folders; of a part, the later")  # fmt: skip

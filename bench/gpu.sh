@@ -25,7 +25,7 @@
 #   stages     each stage separately
 #   large      64 × 2,048 records
 #   long       one group of 32,768
-#   others     presets without fingerprints, ε = 0, n-grams
+#   others     presets without fingerprints, ε = 0, Config.gae() over the batch and over prompt groups
 #   hidden     taps and early exit at Qwen2.5-7B's shape with random weights
 #   sanitize   compute-sanitizer over a small run of the Triton kernels (sanitize.log); sanitize-cuda: of the CUDA kernels
 #   ncu        Nsight Compute over one whole chain with Triton (ncu.log); ncu-cuda: with the CUDA kernels

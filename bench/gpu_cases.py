@@ -39,8 +39,7 @@ def expected(backend: str) -> bool:
 
 
 def dry_cuda() -> None:
-    """Triton by its interpreter, backend="cuda" on CPU tensors by the tests' emulator: in a checkout, with a
-    compiler."""
+    """Triton by its interpreter, CUDA kernels by the tests' emulator on CPU tensors: in a checkout, with a compiler."""
     os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton so far
     helpers = Path(__file__).resolve().parent.parent / "tests/helpers"
     if (helpers / "cuda_emulator.py").exists():
@@ -87,8 +86,8 @@ class Batch(Hidden):
         keys, parsed = self.keys(backend)
         return self._advantage(bk.layout(**self.ids), keys, parsed, backend)
 
-    def with_gae(self, backend: str) -> Any:
-        return self._advantage(self.layout, self.action_key, None, backend, bk.Config.gae())
+    def with_gae(self, share: Any, backend: str) -> Any:
+        return self._advantage(self.layout, self.action_key, None, backend, bk.Config.gae(share=share))
 
     def _advantage(self, layout: Any, keys: Any, parsed: Any, backend: str, config: bk.Config | None = None) -> Any:
         return bk.advantage(
@@ -131,8 +130,8 @@ class Batch(Hidden):
         """The same, with the keys of the responses."""
         return self._check_result(result, self.on_cpu_whole)
 
-    def check_gae(self, result: Any) -> str:
-        want = self.cpu_advantage(config=bk.Config.gae()).advantage
+    def check_gae(self, share: Any, result: Any) -> str:
+        want = self.cpu_advantage(config=bk.Config.gae(share=share)).advantage
         return f"advantages: {number_agreement(result.advantage.cpu(), want)}"
 
     def _check_result(self, result: Any, want: torch.Tensor) -> str:

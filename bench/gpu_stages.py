@@ -60,8 +60,9 @@ def whole_or_with_keys(x: Batch, backend: str) -> Case:
         return with_keys(x, backend)
 
 
-def gae(x: Batch, backend: str) -> Case:
-    return "Config.gae()", functools.partial(x.with_gae, backend), Work(), x.check_gae
+def gae(x: Batch, backend: str, share: str = "batch") -> Case:
+    name = "Config.gae()" if share == "batch" else f"Config.gae(share={share!r})"
+    return name, functools.partial(x.with_gae, share, backend), Work(), functools.partial(x.check_gae, share)
 
 
 def check_sweep(x: Batch, found: torch.Tensor, epsilons: torch.Tensor) -> str:
@@ -226,8 +227,7 @@ def presets(x: Batch, backend: str) -> list[Case]:
 
 
 def worst_cosine(device: torch.device, groups: int, records: int, dim: int) -> float:
-    """The largest |cosine − float64| of a pair: rows with a direction in common, and some features far larger than
-    others."""
+    """The largest |cosine − float64| of a pair: rows with a common direction, some features far larger than others."""
     generator = torch.Generator().manual_seed(dim)
     x = 1.5 * torch.randn(1, dim, generator=generator) + 0.15 * torch.randn(groups * records, dim, generator=generator)
     x[:, :4] *= 60

@@ -7,14 +7,13 @@ which a join needs; the workers' is the smallest that loads a product for each o
 compiler has written how long the next one waits, which of six scoreboards it sets, and which it waits for: a model of
 cycles follows, of one warp by itself, with the latencies below.  They are published measurements of an H100 by others;
 the model has not been calibrated on a GPU and is good for comparing one version with another.
-
-A load from global memory that is waited for inside the decision loop would stand in the chain: those are named.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import re
 import subprocess
 import sys
@@ -243,7 +242,8 @@ def decision_loop(instructions: Sequence[Instruction]) -> tuple[Loop, Turn]:
     return loop, Turn(way, cycles(way), cycles(way, latency=False), waited_loads(way))
 
 
-PANEL, WORKERS, BUSY, AT_ONCE = 32, 12, 4, 5  # csrc/cuda/clusters.cu; BUSY: workers of a scheduler
+# Of csrc/cuda/clusters.cu; BUSY: workers of a scheduler; OWN: a panel's own decisions that a worker applies together.
+PANEL, WORKERS, BUSY, AT_ONCE, OWN = 32, 12, 4, 5, 4
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,8 @@ class Scan:
     join: int  # of a record that joins
     seed: int  # of one that begins a cluster
     around: int  # of the warp that decides, between two panels
-    own: int  # of a worker that applies up to eight of a panel's own decisions, meanwhile
+    own: tuple[int, int]  # meanwhile, of a worker that applies up to four of the panel's own decisions, and four more
+    helper: int  # and of the helper that assigns clusters to workers
     look: tuple[int, int]  # of a worker that looks at 160 decisions, and the instructions
     single: tuple[int, int]  # that applies 32 of its only cluster
     several: tuple[int, int]  # that sorts 32 before, and finds one cluster
@@ -268,14 +269,10 @@ class Scan:
         def kinds(places: Iterable[int]) -> Counter[str]:
             return Counter(code.instructions[place].kind for place in places)
 
-        def panel_of(inner: Loop) -> frozenset[int]:
+        def panel_of(inner: Loop | None) -> frozenset[int]:
             """The loop over panels around a loop."""
-            return next(
-                (one.body for one in loops if inner.body < one.body and kinds(one.body)["BAR"] == 2), frozenset()
-            )
-
-        def barriers(body: frozenset[int]) -> list[int]:
-            return [place for place in sorted(body) if code.instructions[place].kind == "BAR"]
+            around = (one.body for one in loops if inner and inner.body < one.body and kinds(one.body)["BAR"] == 2)
+            return next(around, frozenset())
 
         def cost(way: list[Instruction]) -> tuple[int, int]:
             return cycles(way), len(way)
@@ -283,18 +280,26 @@ class Scan:
         work = next((one for one in loops if kinds(one.body)["LDG"] >= PANEL and "MUFU" not in kinds(one.body)), None)
         outer = next((one for one in loops if work and work.body < one.body), None)
         again = next((one for one in loops if loop.body < one.body), None)
-        if not (work and outer and again and panel_of(loop) and panel_of(work)):
+        decides, works = panel_of(loop), panel_of(work)
+        helps = panel_of(next((one for one in loops if kinds(one.body)["LDGSTS"]), None))
+        own = next((one for one in loops if one.body < works and kinds(one.body)["FFMA"] == OWN), None)
+        if not (work and outer and again and own and decides and works and helps):
             raise ValueError("no loop of this kernel loads a product for each of 32 decisions")
         joins = {place for place in loop.body if code.instructions[place].name.startswith("MUFU.RSQ")}
-        decides, works = panel_of(loop), panel_of(work)
-        (begin, end), (before, after) = barriers(decides), barriers(works)
-        none, all_own = (cycles(code.way(after, before, through(*some), works)) for some in (("STS",), ("STS", "FFMA")))
+        (begin, end), (before, after), (free, done) = (
+            [place for place in sorted(body) if code.instructions[place].kind == "BAR"]
+            for body in (decides, works, helps)
+        )
         return cls(
             join=turn.cycles,
             seed=cycles(code.way(again.head, again.head, slow, again.body, joins)),
             around=cycles(code.way(begin, loop.head, quick, decides))
             + cycles(code.way(loop.head, end, quick, decides, joins)),
-            own=none + (all_own - none) // (PANEL // 8),
+            own=(
+                cycles(code.way(after, before, through("FFMA"), works)),
+                cycles(code.way(own.head, own.head, quick, own.body)),
+            ),
+            helper=cycles(code.way(done, free, through("STS", but="F2I"), helps)),
             look=cost(code.way(outer.head, outer.head, through("LDG", but="SHFL"), outer.body)),
             single=cost(code.way(work.head, work.head, through("LDG", "FFMA", "STS", but="ST"), work.body)),
             several=cost(code.way(work.head, work.head, through("LDG", "FFMA", "STS", "SHFL", but="ST"), work.body)),
@@ -318,7 +323,9 @@ class Scan:
         """Cycles of a record in a group of n."""
         panels = [self.panel(min(PANEL, n - before), before, clusters, largest) for before in range(0, n, PANEL)]
         slowest = sum(max(panel) for panel in panels[:-1]) + panels[-1][0]
-        return (slowest + (len(panels) - 1) * (self.around + self.own) + clusters * (self.seed - self.join)) / n
+        own = self.own[0] + self.own[1] * (math.ceil(PANEL * max(largest, 1 / 4) / OWN) - 1)  # one worker has so many
+        between = self.around + max(own, self.helper)
+        return (slowest + (len(panels) - 1) * between + clusters * (self.seed - self.join)) / n
 
 
 def read(cubin: Path | None = None, kernel: str = "scan_groups") -> list[Instruction]:
@@ -357,7 +364,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for n, clusters, largest in itertools.product((400, 2048), (16, 100), (0, 0.6)):
         ns = scan.record(n, clusters, largest) / CLOCK_GHZ
-        sys.stdout.write(
-            f"{n} records, {clusters} clusters, {largest:.0%} in one, others of one size: {ns:.0f} ns a record\n"
-        )
+        sys.stdout.write(f"{n} records, {clusters} clusters, {largest:.0%} in one of them: {ns:.0f} ns a record\n")
     return int(bool(turn.waited or spilled))

@@ -54,7 +54,8 @@ OF_TRITON = [f"test_device_{name}.py" for name in ONLY_TRITON]
 
 def pytest_report_header():
     left_out = (("tests/integrations", _MISSING), ("tests of the command line and of ε", _NO_PROGRAM))
-    return [f"{what} are left out: no {' and no '.join(missing)} here" for what, missing in left_out if missing]
+    lines = [f"{what} are left out: no {' and no '.join(missing)} here" for what, missing in left_out if missing]
+    return lines + [f"left out, as CUDA leaves these stages to Triton: {', '.join(OF_TRITON)}"] * (BACKEND == "cuda")
 
 
 def pytest_ignore_collect(collection_path):

@@ -25,10 +25,7 @@ void launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64
 PYBIND11_MODULE(_cuda, m) {
   m.doc() = "CUDA kernels of bipace_kernels.  Private: call the functions of bipace_kernels instead.";
   m.def("launch", &bipace::launch);
-  m.def("versions", [] {  // (CUDA that the driver serves, CUDA runtime inside), 13000 for 13.0; a driver of 0: none
-    const bipace::cuda::Versions found = bipace::cuda::versions();
-    return pybind11::make_tuple(found.driver, found.runtime);
-  });
+  m.def("versions", &bipace::cuda::versions);            // of driver (0: none) and runtime, 13000 for 13.0
   m.def("shared_memory", &bipace::cuda::shared_memory);  // bytes that a block of a GPU may ask for
   m.attr("built") = bipace::cuda::built();               // e.g. "sm_80 sm_90 compute_90"
 }

@@ -1,14 +1,7 @@
-// The greedy decisions of Algorithm 1, at a cost that does not depend on D (cpu/clusters.cpp, and the sweep of
-// cpu/sweep.cpp).
-//
-// A centroid is a positive combination of its members, so its similarity to any record follows from known numbers.
-// When x_i joins cluster k as its m-th member, with s = S[k, i] and the Gram matrix G of the unit rows,
-//
-//     a = 1 − 1/m,  b = 1/m,  q = 2ab(1 − s) + b²(1 − G[i,i]),  u = √(1 − q),  d = q/(u(1 + u)) − b/u,  w = b/u
-//     S[k, j] += d · S[k, j] + w · G[i, j]          for all records j still to come
-//
-// and a seed sets S[k, ·] = G[i, ·].  The plain form r(aS + bG) drifts linearly in float32 (1.5e-4 at 8,192 members);
-// the increment form does not.
+// The greedy decisions of Algorithm 1, at a cost that does not depend on D.  A centroid is a positive combination of
+// its members, so S[k, j], its similarity to a record j still to come, follows from the Gram matrix G of the unit rows:
+// a join adds d · S[k, j] + w · G[i, j] (common/greedy.h), a seed sets G[i, j].  The plain form r(aS + bG) drifts
+// linearly in float32 (1.5e-4 at 8,192 members); the increment form does not.
 //
 // A block of threads takes one group under one ε, panel by panel of 32 records.  S exists for two panels at a time:
 // while warp 0 decides a panel's records, the workers compute S of the next panel from all decisions before this one
@@ -17,7 +10,7 @@
 //
 // That chain is what a group takes, so up to kFew clusters it has a loop of its own, join_few: all it reads is in
 // shared memory, brought there a panel ahead.  A worker has clusters of its own and applies their decisions in order,
-// so no worker waits for another.  `python -m bench sass` counts the instructions of both.
+// so no worker waits for another; a helper assigns them a panel ahead.  `python -m bench sass` counts instructions.
 #include "common/greedy.h"
 #include "cuda/arguments.h"
 #include "cuda/intrinsics.h"
@@ -96,7 +89,7 @@ struct Made {
   Change* changes;
 };
 
-// A decision of a batch that is applied, read in one access.
+// A decision of a batch, read in one access.
 struct alignas(16) Entry {
   int32_t place;  // the cluster's
   float change, weight;
@@ -106,11 +99,6 @@ struct alignas(16) Entry {
 // A decision that a worker is about to take: its cluster's place, and where it and its product are.
 struct Waiting {
   int32_t place, row;
-};
-
-struct Picked {
-  Waiting waiting;
-  Change change;
 };
 
 // Of a group's clusters, once there are more than kFew; until then both numbers stand in shared memory.
@@ -156,11 +144,12 @@ struct Shared {
   Panel panels[2];
   Entry batches[kWorkers][2][gpu::kWarp];
   Waiting queues[kWorkers][kQueue];
-  Share shares[kFew];           // by a cluster's place, while there are kFew at most
-  int32_t first[kWorkers + 1];  // a worker's clusters: from its first to the next one's
-  int32_t count[3];             // clusters so far; two to keep what follows on 16 bytes
+  Share shares[kFew];              // by a cluster's place, while there are kFew at most
+  float members[kFew];             // theirs before the panel that is decided
+  int32_t first[2][kWorkers + 1];  // for a panel and the next: a worker's clusters, from its first to the next one's
+  int32_t count[2];                // clusters so far; one to keep what follows on 16 bytes
 };
-static_assert(sizeof(Shared) == 45280, "bipace_kernels/backends/cuda/scan.py asks for as much");
+static_assert(sizeof(Shared) == 45840, "bipace_kernels/backends/cuda/scan.py asks for as much");
 
 struct Group {
   const float* gram;  // [pitch, pitch]
@@ -204,26 +193,19 @@ struct Work {
   Entry (*batches)[gpu::kWarp];  // two in turn
   Waiting* queue;                // a ring
 
-  // Lets the lanes' decisions of one panel wait that are the worker's.
-  BIPACE_DEVICE void push(int cluster, bool mine, int row, uint32_t taken, uint32_t& queued) const {
-    const uint32_t found = gpu::ballot(mine);
-    if (mine) queue[(taken + queued + gpu::count_below(found, gpu::lane())) % kQueue] = {place_of(cluster, few), row};
-    queued += gpu::count_bits(found);
-  }
-
   // The lane's of the queue's decisions from the `taken`-th on.
-  BIPACE_DEVICE Picked pick(const Made& made, uint32_t taken, uint32_t count) const {
+  BIPACE_DEVICE Entry pick(const Made& made, uint32_t taken, uint32_t count) const {
     gpu::sync_warp();  // those of other lanes have been written
     const Waiting waiting = queue[(taken + min(static_cast<uint32_t>(gpu::lane()), count - 1)) % kQueue];
-    return {waiting, made.changes[waiting.row]};
+    const Change one = made.changes[waiting.row];
+    return {waiting.place, one.change, one.weight, waiting.row};
   }
 
-  BIPACE_DEVICE Batch sorted(const Picked& picked, uint32_t taken, uint32_t count, bool one_cluster) const {
+  BIPACE_DEVICE Batch sorted(const Entry& picked, uint32_t taken, uint32_t count, bool one_cluster) const {
     const uint32_t l = gpu::lane();
-    const Waiting& waiting = picked.waiting;
     uint32_t rank = l;
     if (!one_cluster) {
-      const uint32_t key = l < count ? waiting.place * gpu::kWarp + l : ~0u;
+      const uint32_t key = l < count ? picked.place * gpu::kWarp + l : ~0u;
       rank = 0;
 #pragma unroll
       for (uint32_t i = 0; i < gpu::kWarp; ++i) {
@@ -232,7 +214,7 @@ struct Work {
       }
     }
     Entry* const batch = batches[taken / gpu::kWarp % 2];
-    if (l < count) batch[rank] = {waiting.place, picked.change.change, picked.change.weight, waiting.row};
+    if (l < count) batch[rank] = picked;
     gpu::sync_warp();
     if (count < gpu::kWarp) {  // beyond the last one there are decisions that change nothing
       if (l >= count) batch[l] = {batch[count - 1].place, 0.0f, 0.0f, batch[count - 1].row};
@@ -240,16 +222,6 @@ struct Work {
     }
     const bool begins = l == 0 || batch[l].place != batch[l - 1].place;
     return {count, static_cast<uint32_t>(batch[l].row), gpu::ballot(begins), gpu::shared_address(batch)};
-  }
-
-  // Products of a batch with the column's record, each out of a row.
-  template <typename Product>
-  BIPACE_DEVICE void ask(float (&to)[gpu::kWarp], const Batch& batch, const Product& product) const {
-#pragma unroll
-    for (uint32_t i = 0; i < gpu::kWarp; ++i) {
-      if (i % kSome == 0 && i >= batch.count) break;
-      to[i] = product(gpu::shuffle(batch.row, i));
-    }
   }
 
   // Applies a batch in order.
@@ -307,7 +279,6 @@ struct Work {
     const int l = gpu::lane();
     const float* const column_of_rows = g.gram + panel + l;
     const uint32_t row_bytes = static_cast<uint32_t>(g.pitch * 4);
-    const auto product = [&](uint32_t row) { return gpu::load_of_row(column_of_rows, row, row_bytes); };
     const auto joined = [&](int i) { return i < last ? g.made.joined[i] : kNowhere; };
     const Batch none = {0, 0, 0, 0};
     Batch ready = none;
@@ -319,15 +290,22 @@ struct Work {
     for (int base = 0; base < last; base += kStride) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int at = base + i * gpu::kWarp + l;
-        push(ahead[i], first <= ahead[i] && ahead[i] < beyond, at, taken, queued);
+        const int at = base + i * gpu::kWarp + l, k = ahead[i];
+        const bool mine = first <= k && k < beyond;
+        const uint32_t found = gpu::ballot(mine);
+        if (mine) queue[(taken + queued + gpu::count_below(found, l)) % kQueue] = {place_of(k, few), at};
+        queued += gpu::count_bits(found);
         ahead[i] = joined(at + kStride);
       }
       while (queued >= gpu::kWarp || (base + kStride >= last && queued + ready.count > 0)) {
         const uint32_t count = min(queued, static_cast<uint32_t>(gpu::kWarp));
         // The changes and the products are on their way together.
-        const Picked picked = count > 0 ? pick(g.made, taken, count) : Picked{};
-        ask(products, ready, product);
+        const Entry picked = count > 0 ? pick(g.made, taken, count) : Entry{};
+#pragma unroll
+        for (uint32_t i = 0; i < gpu::kWarp; ++i) {
+          if (i % kSome == 0 && i >= ready.count) break;
+          products[i] = gpu::load_of_row(column_of_rows, gpu::shuffle(ready.row, i), row_bytes);
+        }
         const Batch next = count > 0 ? sorted(picked, taken, count, beyond - first == 1) : none;
         taken += gpu::kWarp, queued -= count;
         apply(products, ready);
@@ -336,17 +314,37 @@ struct Work {
     }
   }
 
-  // Applies the panel's own decisions, each cluster's by one worker.
-  BIPACE_DEVICE void apply_own(Own& own, int worker) const {
-    const int k = own.joined[gpu::lane()];
-    uint32_t count = 0;
-    push(k, k != kNowhere && k % kWorkers == worker, gpu::lane(), 0, count);
-    if (count == 0) return;
-    const auto product = [&](uint32_t row) { return own.products[row * kPanel + gpu::lane()]; };
-    const Batch batch = sorted(pick({own.joined, own.changes}, 0, count), 0, count, false);
-    float products[gpu::kWarp];
-    ask(products, batch, product);
-    apply(products, batch);
+  // Applies the panel's own decisions in order, each cluster's by one worker.  Four are on their way together, and what
+  // one leaves in S the next one of its cluster takes.
+  BIPACE_DEVICE void apply_own(const Own& own, int worker) const {
+    constexpr int kTogether = 4;
+    // Record t stands in lane 31 − t, so that the highest bit of a ballot is the first one's.
+    const int l = gpu::lane(), k = own.joined[kPanel - 1 - l], place = place_of(k, few);
+    uint32_t left = gpu::ballot(k != kNowhere && k % kWorkers == worker);
+    for (int from = 0; left != 0;) {
+      int places[kTogether];
+      float s[kTogether], change[kTogether], pull[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const bool there = left != 0;  // otherwise it is the one before again, and changes nothing
+        if (there) from = gpu::highest_bit(left);
+        left &= ~(1u << from);
+        const int t = kPanel - 1 - from;
+        const Change made = own.changes[t];
+        places[i] = gpu::shuffle(place, from);
+        change[i] = there ? made.change : 0.0f;
+        pull[i] = there ? made.weight * (own.products[t * kPanel + l] * reciprocal) : 0.0f;
+        s[i] = made.change == kSeed ? 0.0f : column[places[i]];
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+        for (int before = 0; before < i; ++before) s[i] = places[before] == places[i] ? s[before] : s[i];
+        s[i] = moved(s[i], change[i], pull[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) column[places[i]] = s[i];
+    }
   }
 };
 
@@ -393,9 +391,9 @@ struct Room {
   // Whether a panel's S has the layout of join_few; while `known` clusters are there now, it is decided by it.
   BIPACE_DEVICE bool few(int known) const { return known <= kFew && capacity * kPanel >= kFewPitch * kFewRows; }
   BIPACE_DEVICE int64_t pitch(int known) const { return few(known) ? kFewPitch : fits(known) ? capacity : far_pitch; }
+  BIPACE_DEVICE float* beside(int panel) const { return near + panel / kPanel % 2 * kPanel * capacity; }
   BIPACE_DEVICE float* similar(int panel, int known) const {
-    const int second = panel / kPanel % 2 * kPanel;
-    return fits(known) ? near + second * capacity : far + second * far_pitch;
+    return fits(known) ? beside(panel) : far + panel / kPanel % 2 * kPanel * far_pitch;
   }
 };
 
@@ -452,6 +450,8 @@ BIPACE_DEVICE int join_few(const Panel& panel, const Share* shares, uint32_t sim
     const float s = gpu::load_shared(at);
     gpu::load_shared(b, m, at_share);
     const float before_ahead = gpu::load_shared(at + kRowBytes), before = gpu::load_shared(at_column);
+    lanes =
+        gpu::shuffle(lanes + kRowBytes, l);  // otherwise the compiler adds after the loads below, and waits for them
     // Row t + 1 without that cluster, and then with it.
     const int here = place - l;
 #pragma unroll
@@ -470,10 +470,9 @@ BIPACE_DEVICE int join_few(const Panel& panel, const Share* shares, uint32_t sim
       mine = {place, step.change, step.weight};
     }
     gpu::sync_warp();
-    load(next, lanes + 2 * kRowBytes);
+    load(next, lanes + kRowBytes);
     most = max(from_order(most_of_others), moved_ahead);
     row += kRowBytes;
-    lanes += kRowBytes;
     products += kPanel * 4;
     ahead += kAheadBytes;
   } while (ahead != ahead_stop);
@@ -551,11 +550,12 @@ BIPACE_DEVICE void decide_panel(const Group& g, const Room& room, const Turn& tu
   // The compiler knows that what comes out of a shuffle is the same for all lanes, and that they have not parted.
   const int width = gpu::shuffle(g.n - panel < kPanel ? g.n - panel : kPanel, 0);
   const uint32_t usable = gpu::shuffle(products.usable[0], 0);
+  const float reciprocal = products.reciprocal[l];
   int count = gpu::shuffle(turn.known, 0), t = 0;
   Decision mine = {kNowhere, 0.0f, 0.0f};
   if (room.few(count)) {
-    decide_few(products, shared.shares, room.similar(panel, known), usable, width, lowest, g.clusters.leader, panel, t,
-               count, mine);
+    decide_few(products, shared.shares, room.beside(panel), usable, width, lowest, g.clusters.leader, panel, t, count,
+               mine);
     if (mine.joined != kNowhere) mine.joined = cluster_at(mine.joined);
     // From here on there are more, and their members are counted in memory.  The next record begins a cluster, and
     // barriers follow before anybody joins one.
@@ -564,9 +564,11 @@ BIPACE_DEVICE void decide_panel(const Group& g, const Room& room, const Turn& tu
       g.clusters.next[k] = shared.shares[place_of(k, true)].m;
     }
   }
-  decide_many(products, g.clusters, room.similar(panel, known), room.few(known), room.pitch(known), usable, width,
-              lowest, panel, t, count, mine);
-  const float weight = mine.weight * products.reciprocal[l];
+  if (t < width) {
+    decide_many(products, g.clusters, room.similar(panel, known), room.few(known), room.pitch(known), usable, width,
+                lowest, panel, t, count, mine);
+  }
+  const float weight = mine.weight * reciprocal;
   shared.own.joined[l] = mine.joined;
   shared.own.changes[l] = {mine.change, weight};
   if (l < width) {
@@ -587,12 +589,12 @@ BIPACE_DEVICE void leave_out(float* similar, int count, int warp, int warps) {
 }
 
 // Deals clusters to workers by size: of all members in the order of clusters, the one in the middle of a cluster says
-// in which part of them it is, so a large cluster has a worker to itself.  By a warp, an equal run of clusters to a
-// lane.
-BIPACE_DEVICE void deal(Shared& shared, const Clusters& clusters, bool few, int count) {
+// in which part of them it is, so a large cluster has a worker to itself.  Later clusters are the last worker's.  By a
+// warp, an equal run of clusters to a lane.
+template <typename Members>
+BIPACE_DEVICE void deal(int32_t* first, int count, const Members& members) {
   const int l = gpu::lane(), each = (count + gpu::kWarp - 1) / gpu::kWarp;
   const int begin = min(l * each, count), end = min(begin + each, count);
-  const auto members = [&](int k) { return (few ? shared.shares[place_of(k, true)].m : clusters.next[k]) - 1.0f; };
   float own = 0.0f;
   for (int k = begin; k < end; ++k) own += members(k);
   float upto = own;
@@ -606,11 +608,12 @@ BIPACE_DEVICE void deal(Shared& shared, const Clusters& clusters, bool few, int 
   int found = begin > 0 ? worker(before - 0.5f * members(begin - 1)) : -1;  // the last worker whose first is known
   for (int k = begin; k < end; ++k) {
     const float size = members(k);
-    for (const int of = worker(before + 0.5f * size); found < of;) shared.first[++found] = k;
+    for (const int of = worker(before + 0.5f * size); found < of;) first[++found] = k;
     before += size;
   }
   if ((begin < end || l == 0) && end == count) {
-    while (found < kWorkers) shared.first[++found] = count;
+    while (found < kWorkers - 1) first[++found] = count;
+    first[kWorkers] = 0x7FFFFFFF;  // what begins later is the last one's
   }
 }
 
@@ -649,11 +652,20 @@ BIPACE_DEVICE void decide_group(const Group& g, const Room& room, float lowest) 
           ask_own(shared.own, g, turn.panel, t_of_helpers);
           bring_panel(shared.panels[next / kPanel % 2], g, next, t_of_helpers, kHelpers * gpu::kWarp);
           if (room.few(turn.known)) leave_out(room.similar(next, turn.known), turn.known, helper, kHelpers);
+          if (helper == 0 && room.few(turn.known)) {
+            deal(shared.first[next / kPanel % 2], turn.known, [&](int k) { return shared.members[place_of(k, true)]; });
+          }
           gpu::copy_wait<0>();
         },
-        [&](const Turn&) {
+        [&](const Turn& turn) {
+          if (helper > 0) return;
           const int count = shared.count[0];
-          if (helper == 0) deal(shared, g.clusters, room.few(count), count);
+          if (room.few(count)) {  // dealt while the next panel is decided, which changes the shares
+            for (int place = l; place < kFew; place += gpu::kWarp)
+              shared.members[place] = shared.shares[place].m - 1.0f;
+          } else {
+            deal(shared.first[(turn.panel / kPanel + 1) % 2], count, [&](int k) { return g.clusters.next[k] - 1.0f; });
+          }
         });
   } else {
     const int worker = w - w / kSchedulers - 1;
@@ -666,7 +678,8 @@ BIPACE_DEVICE void decide_group(const Group& g, const Room& room, float lowest) 
           work.column = room.similar(next, turn.known) + l * room.pitch(turn.known);
           work.few = room.few(turn.known);
           work.reciprocal = next + l < g.n ? g.reciprocal[next + l] : 0.0f;
-          work.apply_before(g, shared.first[worker], shared.first[worker + 1], turn.panel, next);
+          const int32_t* const first = shared.first[turn.panel / kPanel % 2] + worker;
+          work.apply_before(g, first[0], min(first[1], turn.known), turn.panel, next);
         },
         [&](const Turn&) { work.apply_own(shared.own, worker); });
   }

@@ -231,8 +231,7 @@ BIPACE_DEVICE void multiply_by_warps(const Tile& tile) {
   });
 }
 
-// 16-bit rows, on tensor cores that read shared memory by themselves: groups of four warps with 64 rows each.  While
-// products of one stage are under way the next is brought in.
+// 16-bit rows, on tensor cores that read shared memory by themselves: groups of four warps, 64 rows each; stages ahead.
 template <int dtype>
 BIPACE_DEVICE void multiply_by_groups(const TileOf<kTall>& tile) {
 #if BIPACE_WARPGROUPS
@@ -267,11 +266,13 @@ BIPACE_DEVICE void multiply_by_groups(const TileOf<kTall>& tile) {
       if (s == 0) flush();  // the sum before, zeros at first
       if (busy) {
         const unsigned char* const stage = tile.room + step % kStages * Cut<kTall>::kStageBytes;
+        const uint64_t rows = gpu::described(stage + group_i * kRowBytes);
+        const uint64_t columns = gpu::described(stage + kTall * kRowBytes);
         gpu::products_begin(part);
 #pragma unroll
         for (int k = 0; k < kDepth / 16; ++k) {
-          gpu::multiply_group<dtype == kBfloat16>(part, gpu::described(stage + group_i * kRowBytes + k * 32),
-                                                  gpu::described(stage + kTall * kRowBytes + k * 32), s > 0 || k > 0);
+          // 32 bytes, in units of 16: descriptors made anew take more issue slots than the products have cycles.
+          gpu::multiply_group<dtype == kBfloat16>(part, rows + 2 * k, columns + 2 * k, s > 0 || k > 0);
         }
         gpu::products_commit();
       }

@@ -139,7 +139,7 @@ BIPACE_DEVICE float load_of_row(const float* first, uint32_t row, uint32_t bytes
 // ---- global to shared memory, behind the thread's back --------------------------------------------------------------
 // 16 bytes, both ends aligned to 16; of which the first `bytes` (0 to 16) are read and the rest are zeros.
 BIPACE_DEVICE void copy_async(void* to_shared, const void* from, int bytes) {
-  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
+  const uint32_t to = shared_address(to_shared);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 BIPACE_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
@@ -153,10 +153,9 @@ BIPACE_DEVICE void copy_wait() {
 // Four 8 × 8 matrices of 16-bit values: lane 8q + r names row r of matrix q (16 bytes, aligned); each lane gets two
 // neighbours of row lane / 4 of each.
 BIPACE_DEVICE void load_matrices(uint32_t (&out)[4], const void* row_in_shared) {
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row_in_shared));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(at)
+               : "r"(shared_address(row_in_shared))
                : "memory");
 }
 // c += a · b for a [16, 16] and b [16, 8] of bfloat16 (or float16), c [16, 8] float32, spread over the warp as PTX lays

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -28,21 +29,11 @@ std::string described(const Kernel& kernel, const Shape& shape) {
 
 // Errors of work that ran: they persist in the context, and every later call returns them.
 bool sticks(cudaError_t error) {
-  switch (error) {
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchFailure:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorHardwareStackError:
-    case cudaErrorAssert:
-    case cudaErrorECCUncorrectable:
-      return true;
-    default:
-      return false;
-  }
+  const auto all = {cudaErrorIllegalAddress,    cudaErrorLaunchFailure,      cudaErrorLaunchTimeout,
+                    cudaErrorMisalignedAddress, cudaErrorIllegalInstruction, cudaErrorInvalidAddressSpace,
+                    cudaErrorInvalidPc,         cudaErrorHardwareStackError, cudaErrorAssert,
+                    cudaErrorECCUncorrectable};
+  return std::find(all.begin(), all.end(), error) != all.end();
 }
 
 std::runtime_error failed(const Kernel& kernel, const Shape& shape, cudaError_t error) {
@@ -117,12 +108,12 @@ void launch(const Kernel& kernel, const Shape& shape, const void* struct_of_args
   if (error != cudaSuccess) throw failed(kernel, shape, error);
 }
 
-Versions versions() {
-  Versions found{0, 0};
-  if (cudaDriverGetVersion(&found.driver) != cudaSuccess) found.driver = 0;
-  if (cudaRuntimeGetVersion(&found.runtime) != cudaSuccess) found.runtime = 0;
+std::pair<int, int> versions() {
+  int driver = 0, runtime = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+  if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = 0;
   cudaGetLastError();
-  return found;
+  return {driver, runtime};
 }
 
 int64_t shared_memory(int device) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace bipace {
 namespace cuda {
@@ -30,10 +31,7 @@ struct Shape {
 void launch(const Kernel& kernel, const Shape& shape, const void* args, size_t n_bytes, int device, void* stream);
 
 // Driver found and runtime built in, as CUDA numbers them (13000: 13.0); a driver of 0: there is none.
-struct Versions {
-  int driver, runtime;
-};
-Versions versions();
+std::pair<int, int> versions();
 
 // Bytes of shared memory available to a block of this GPU; 0 if CUDA does not say.
 int64_t shared_memory(int device);

@@ -1,17 +1,15 @@
 """The CUDA sources compile for every GPU of a release, by nvcc and by NVRTC, and no kernel spills registers."""
 
 import re
-import subprocess
 
 import benchmarks
 import pytest
-from nvrtc import NVCC, Nvrtc, library, needs_nvcc
-from paths import program
+from nvrtc import Nvrtc, library, needs_nvcc
 from refusals import refused
 
 from bipace_kernels.backends.cuda import _cupy, _launch
 
-resources, cuobjdump = benchmarks.module("cuda_resources"), benchmarks.module("resources").cuobjdump
+resources, sass = benchmarks.module("cuda_resources"), benchmarks.module("sass")
 
 SAID = """ptxas info    : (C7518) Potential Performance Loss: wgmma.mma_async instructions are serialized \
 due to program \
@@ -99,7 +97,7 @@ ASSEMBLY = [
     "cp.async.cg.shared.global [to], [from], 16, bytes",  # of 16 bytes the first ones are read, the rest are zeros
     "cp.async.commit_group",
     "cp.async.wait_group pending",
-    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {out[0], out[1], out[2], out[3]}, [at]",
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {out[0], out[1], out[2], out[3]}, [shared_address(row_in_shared)]",
     f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {MMA}",
     f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {MMA}",
     "fence.proxy.async.shared::cta",
@@ -110,6 +108,26 @@ ASSEMBLY = [
     "{.reg .pred p; setp.ne.b32 p, static_cast<int>(add), 0; "
     f"wgmma.mma_async.sync.aligned.m64n128k16.f32.kind.kind {{{SUMS}}}, a, b, p, 1, 1, 0, 0;}}",
 ]
+# And the functions that are one expression, which only a GPU calls.
+PLAIN = """
+int thread(): static_cast<int>(threadIdx.x); int lane(): static_cast<int>(threadIdx.x) % kWarp;
+int warp(): static_cast<int>(threadIdx.x) / kWarp; int64_t block(): blockIdx.x; int64_t block_y(): blockIdx.y;
+int64_t blocks(): gridDim.x; void sync_block(): __syncthreads(); void sync_warp(): __syncwarp();
+uint32_t shared_address(const void* at): static_cast<uint32_t>(__cvta_generic_to_shared(at));
+T shuffle(T value, int from): __shfl_sync(kAllLanes, value, from);
+T shuffle_xor(T value, int mask): __shfl_xor_sync(kAllLanes, value, mask);
+T shuffle_up(T value, int by): __shfl_up_sync(kAllLanes, value, by);
+bool any(bool value): __any_sync(kAllLanes, value) != 0; uint32_t ballot(bool value): __ballot_sync(kAllLanes, value);
+int32_t warp_max(int32_t value): __reduce_max_sync(kAllLanes, value); int count_bits(uint32_t bits): __popc(bits);
+int count_below(uint32_t bits, int lane): __popc(bits & ((1u << lane) - 1u));
+int lowest_bit(uint32_t bits): __ffs(static_cast<int>(bits)) - 1;
+int highest_bit(uint32_t bits): 31 - __clz(static_cast<int>(bits));
+uint64_t atomic_min(uint64_t* at, uint64_t value):
+atomicMin(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value));
+float fma_rn(float a, float b, float c): __fmaf_rn(a, b, c); float div_rn(float a, float b): __fdiv_rn(a, b);
+float sqrt_rn(float a): __fsqrt_rn(a); uint32_t bits_of(float value): __float_as_uint(value);
+float float_of(uint32_t bits): __uint_as_float(bits); int group(): __shfl_sync(kAllLanes, thread() / kGroup, 0)
+"""
 
 
 def assembly(source):
@@ -129,12 +147,9 @@ def test_every_body_of_assembly_is_what_the_emulator_stands_in_for():
     source = (_launch.SOURCES / "cuda/intrinsics.h").read_text()
     assert len(re.findall(r"\basm\b", source)) == len(ASSEMBLY)
     assert assembly(source) == [text.replace(" ", "") for text in ASSEMBLY]
-
-
-def instructions(cubin):
-    """The machine code of each kernel, by its name."""
-    done = program(cuobjdump(), "--dump-sass", cubin)
-    return dict(re.findall(r"Function : (\w+)\n(.*?)(?=Function : |\Z)", done.stdout, re.DOTALL))
+    plain = re.findall(r"BIPACE_DEVICE ([^{;]*?) \{\s*(?:return )?([^{};]*);\s*\}", source)
+    assert "; ".join(f"{head}: {body}" for head, body in plain if "asm" not in body) == " ".join(PLAIN.split())
+    assert "constexpr int kWarp = 32;\nconstexpr uint32_t kAllLanes = 0xFFFFFFFFu;" in source
 
 
 @needs_nvcc
@@ -142,17 +157,14 @@ def instructions(cubin):
 def test_hopper_gets_its_own_tensor_cores(tmp_path):
     """By nvcc and by NVRTC alike; no other architecture has their instructions."""
     pytest.importorskip("triton")  # whose cuobjdump serves where the toolkit has none
-    code = {}
-    source = _launch.SOURCES / "cuda/gram.cu"
-    for arch in ("90a", "100"):
-        target = tmp_path / f"{arch}.cubin"
-        command = [NVCC, *_launch.flags(), f"-I{_launch.SOURCES}", "--cubin", f"-arch=sm_{arch}", str(source)]
-        subprocess.run([*command, "-o", str(target)], check=True, capture_output=True)
-        code |= {(kernel, arch): text for kernel, text in instructions(target).items()}
+    source, cubins = _launch.SOURCES / "cuda/gram.cu", {by: tmp_path / f"{by}.cubin" for by in ("90a", "100")}
+    for capability, cubin in zip(((9, 0), (10, 0)), cubins.values(), strict=True):
+        resources.to_cubin(source, capability, cubin)
     if library() is not None:
-        target = tmp_path / "nvrtc.cubin"
-        target.write_bytes(_cupy.compile_source(Nvrtc(), source, _cupy.target((9, 0))))
-        code |= {(kernel, "NVRTC"): text for kernel, text in instructions(target).items()}
-    with_them = {key for key, text in code.items() if "HGMMA" in text}
+        cubins["NVRTC"] = tmp_path / "nvrtc.cubin"
+        cubins["NVRTC"].write_bytes(_cupy.compile_source(Nvrtc(), source, _cupy.target((9, 0))))
+    of_gram = [name for name, kernel in _launch.kernels().items() if kernel.source == "gram"]
+    code = {(kernel, by): {one.kind for one in sass.read(cubins[by], kernel)} for kernel in of_gram for by in cubins}
+    with_them = {key for key, kinds in code.items() if "HGMMA" in kinds}
     assert with_them == {("gram_tall", by) for by in ("90a", "NVRTC") if by == "90a" or library() is not None}
-    assert ("gram_half", "100") in {key for key, text in code.items() if "HMMA" in text}
+    assert "HMMA" in code["gram_half", "100"]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from nvrtc import NO_NVCC, NVCC
 from paths import ROOT
+from refusals import refused
 
 from bipace_kernels.backends.cuda import _launch
 
@@ -132,6 +133,6 @@ def test_wrong_arguments_are_named_and_nothing_is_launched(launched):
         ({"n_groups": None}, r"find_long_groups: .*\('n_groups', 'INTEGER'\): None"),
         ({"begins": 0}, r"find_long_groups: .*\('begins', 'POINTER'\): 0"),
     ):
-        with pytest.raises(TypeError, match=said):
-            _launch.launch("find_long_groups", 1, 256, device=torch.device("cpu"), **places(**changed))
+        given = {"device": torch.device("cpu"), **places(**changed)}
+        refused(said, _launch.launch, "find_long_groups", 1, 256, error=TypeError, **given)
         assert launched == []

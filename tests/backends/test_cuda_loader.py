@@ -20,15 +20,11 @@ def compiled(driver=13000, runtime=12090, built=BUILT):
 
 def a_torch(*capabilities, cuda="13.0"):
     """A torch with GPUs."""
-    return SimpleNamespace(
-        __version__="2.13.0+x",
-        version=SimpleNamespace(cuda=cuda),
-        cuda=SimpleNamespace(
-            is_available=lambda: bool(capabilities),
-            device_count=lambda: len(capabilities),
-            get_device_capability=lambda index: capabilities[index],
-        ),
-    )
+    gpus = SimpleNamespace(
+        is_available=lambda: bool(capabilities), device_count=lambda: len(capabilities),
+        get_device_capability=lambda index: capabilities[index],
+    )  # fmt: skip
+    return SimpleNamespace(__version__="2.13.0+x", version=SimpleNamespace(cuda=cuda), cuda=gpus)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ def test_a_decision_is_short_and_waits_for_no_memory(scan):
     assert not [str(one) for one in scan if one.kind in ("LDL", "STL")], "registers are spilled"
     parts = sass.Scan.of(scan)
     assert parts.join == turn.cycles < parts.seed and parts.several < parts.mixed
+    assert parts.helper < sum(parts.own), "warp 0 waits for clusters to be assigned"
     # The workers have time until the chain is done with a panel, in a group of 400 where no cluster is large.
     chain, workers = parts.panel(32, 368, 16, 0)
     assert workers < chain < 32 * parts.record(400, 16, 0)

@@ -136,8 +136,6 @@ WAYS = {
 }
 SLOW = (queue, many)
 WANTED = {}  # what comes of each with all barriers
-
-
 ALL = dict.fromkeys(way for ways in WAYS.values() for way in ways)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from ragged import sentinels, stage
+from ragged import room, sentinels, stage
 
 gram = stage("gram")
 
@@ -76,7 +76,8 @@ def test_rows_of_any_order_and_stride(way, device):
     wide[:, 1:-2] = x
     sparse = torch.zeros(n, dim, 2, dtype=x.dtype, device=device)
     sparse[:, :, 1] = x
-    for other, how in ((gathered, order), (wide[:, 1:-2], None), (sparse[:, :, 1], None)):
+    far = room(n << 24, x.dtype, device).as_strided((n, dim), (1 << 24, 1)).copy_(x)  # beyond 2^31 elements
+    for other, how in ((gathered, order), (wide[:, 1:-2], None), (sparse[:, :, 1], None), (far, None)):
         found, reciprocals = multiply(device, other, sizes, order=how)
         for g, size in enumerate(sizes):
             upper = torch.ones(size, size, dtype=torch.bool).triu()

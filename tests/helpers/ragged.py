@@ -24,9 +24,9 @@ if BACKEND == "cuda" and ON_CPU:
     os.environ["TRITON_INTERPRET"] = "1"  # for the stages that CUDA leaves to Triton, which is not imported yet
 OF_CUDA = ("_launch", "action_keys", "clusters", "gram", "scan", "values")
 PATTERN = 0xA5
-# Elements before and after each output; odd, so that outputs are not aligned either, but for the CUDA kernels, which
-# copy 16 bytes at a time out of scratch that torch always aligns.
-MARGIN = 17 if BACKEND == "triton" else 32
+# Elements before and after each output, more than a tile's columns and rows; odd, so that outputs are not aligned
+# either, but for the CUDA kernels, which copy 16 bytes at a time out of scratch that torch always aligns.
+MARGIN = 8193 if BACKEND == "triton" else 8192
 
 
 def stage(name: str) -> Any:

@@ -328,10 +328,12 @@ def other_values(given):
     return other
 
 
-def on_gpu(name, *, copies=True):
+def on_gpu(name, *, copies=True, real=False):
     """(tensors, call) on the GPU, its kernels compiled.  A batch with copies of a step goes stage by stage."""
     config = replace(CONFIGS[name], duplicates="once")
     batch = BATCH.take(np.concatenate((np.arange(N), [0, 5]))) if copies else BATCH
+    if real:  # about 16 × 400 × 3,584
+        batch = make_batch(1, groups=16, trajectories=20, longest=66, dim=3584, states=40)
     lay = bk.layout(batch.group, batch.trajectory, batch.step)
     given = tensors(torch.device("cuda"), batch)
 
@@ -371,9 +373,11 @@ def test_the_functions_beside_it_never_wait():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "copies"), WITH_AND_WITHOUT)
-def test_a_captured_graph_replays_on_other_values(name, copies):
-    given, call = on_gpu(name, copies=copies)
+@pytest.mark.parametrize(("name", "copies", "real"), [
+    *((*each, False) for each in WITH_AND_WITHOUT), ("gae", False, True), ("gae_plain", False, True),
+])  # fmt: skip
+def test_a_captured_graph_replays_on_other_values(name, copies, real):
+    given, call = on_gpu(name, copies=copies, real=real)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = call(given)
