@@ -2,9 +2,9 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -14,6 +14,7 @@ import bipace_kernels as bk
 from ..distributed.ranks import Ranks
 from ._states import States
 
+T, R = TypeVar("T"), TypeVar("R")
 STATE_FILE = "bipace_state.json"  # in a checkpoint's folder: States.state_dict()
 
 
@@ -43,6 +44,18 @@ class KeepsStates:
             if self.accelerator.num_processes > 1:  # one answer, where not every machine sees the folder
                 first = Ranks(None).texts(json.dumps(self._bipace.state_dict()))[0]
                 self._bipace.load_state_dict(json.loads(first))
+
+
+def agreed(
+    several: bool, read: Callable[[], T], names: Callable[[T], Iterable[str]], make: Callable[[T, set[str]], R]
+) -> R:
+    """make(read(), names), where the names are those of all processes: each needs what the others have, or one reward
+    would mean two things.  An error of one process is raised on all."""
+    if not several:
+        found = read()
+        return make(found, set(names(found)))
+    found, of_ranks = Ranks(None).agree(read, lambda found: list(names(found)))
+    return Ranks(None).agree(lambda: make(found, {name for one in of_ranks for name in one}), lambda _: None)[0]
 
 
 def of_all(several: bool) -> dict[str, Any]:

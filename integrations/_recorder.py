@@ -4,7 +4,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from ..diagnostics.kernel_value_r2 import nearest
 from ..result import AdvantageResult
 from ..support import optional
 from ..support.files import atomic_file
-from ._turns import Turns
 
 Texts = Callable[[Tensor], tuple[Sequence[Any], Sequence[Any]]]
 
@@ -165,14 +163,6 @@ def shown(
         total += count
         chosen.append(g)
     return rows[torch.isin(group[rows], torch.tensor(chosen, dtype=group.dtype))]
-
-
-def texts_of(
-    turns: Turns, rows: Tensor, prompts: Sequence[Tensor], ids: Tensor, tokenizer: Any
-) -> tuple[list[str], list[str]]:
-    """Decoded observations and actions of some turns [k]: all turns of their rows, or the first ones of a row."""
-    some = replace(turns, **{name: getattr(turns, name)[rows] for name in ("row", "step", "start", "stop")})
-    return some.observation_texts(prompts, ids, tokenizer), some.action_texts(ids, tokenizer)
 
 
 def _text(value: Any) -> str:

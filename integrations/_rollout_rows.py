@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..result import AdvantageResult
 from ..support.warnings import warn_once
-from ._recorder import texts_of
+from ._settings import Settings
 from ._states import States
 from ._turns import Turns, keys_of
 
@@ -35,6 +35,13 @@ def numbered(group: Sequence[str], trajectory: Sequence[Any]) -> tuple[Tensor, T
     pairs = list(zip(groups.tolist(), trajectory, strict=True))
     number = {pair: i for i, pair in enumerate(sorted(set(pairs)))}
     return torch.from_numpy(groups), torch.tensor([number[pair] for pair in pairs], dtype=torch.int64)
+
+
+def at_front(reward: Tensor, mask: Tensor) -> Tensor:
+    """`scores` [B, T] of RolloutRows for one reward [B] of each row."""
+    scores = torch.zeros(mask.shape, dtype=torch.float64)
+    scores[:, :1] = reward[:, None]
+    return scores
 
 
 def extra_of(infos: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> dict[str, list[Any]]:
@@ -128,10 +135,10 @@ class RolloutRows:
         step = torch.tensor(ahead, dtype=torch.int64)[row] + self.turns.step
         return {"group": group[row], "trajectory": number[row], "step": step, "valid": self.valid[row]}
 
-    def rewards(self, ids: Mapping[str, Tensor], token_rewards: Tensor) -> tuple[Tensor, Tensor | None]:
+    def rewards(self, ids: Mapping[str, Tensor], token_rewards: Tensor, states: States) -> tuple[Tensor, Tensor | None]:
         """r [n] float64 of each turn, and R(τ) [n], or None if it is the sum of r.
 
-            r_t = step_rewards_t + penalty_t            if there are step_rewards
+            r_t = step_rewards_t + penalty_t            if there are step_rewards; the last with what R(τ) has beyond
                 = [t is the last] · score + penalty_t   else
             R(τ) = score + Σ penalty_t
 
@@ -159,16 +166,31 @@ class RolloutRows:
                     f"steps in {self.extra_name}[{self.keys.get('step_rewards', 'step_rewards')!r}].",
                 )
             return at_end, None
-        given = torch.tensor(self.extra["step_rewards"], dtype=torch.float64)
-        once = _once(trajectory, step)
-        total = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory[once], at_end[once])
-        return given + penalty, total[trajectory]
+        rewards = torch.tensor(self.extra["step_rewards"], dtype=torch.float64) + penalty
+        once = torch.from_numpy(np.unique(torch.stack([trajectory, step], 1).numpy(), axis=0, return_index=True)[1])
+
+        def summed(of_turns: Tensor) -> Tensor:  # over the distinct steps of each trajectory
+            sums = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory[once], of_turns[once])
+            return sums[trajectory]
+
+        total, valid = summed(at_end), ids["valid"]
+        rest = states.beyond(total.where(valid, 0.0), summed(rewards).where(valid, 0.0))
+        return torch.where(_last(ids) & (rest != 0), rewards + rest, rewards), total
 
     def observations(self, tokenizer: Any) -> list[Any]:
         """[n] observation of each turn: `observation`, else the text of the tokens since the previous turn."""
         if "observation" in self.extra:
             return list(self.extra["observation"])
         return self.turns.observation_texts(self.prompts(), self.responses, tokenizer)
+
+    def actions(self, tokenizer: Any) -> list[str]:
+        """[n] text of each turn's action."""
+        return self.turns.action_texts(self.responses, tokenizer)
+
+    def action_keys(self, tokenizer: Any, settings: Settings, last: Tensor) -> dict[str, Tensor]:
+        """The columns `action_…` [n] of the turns, of which some are the last of their rollouts."""
+        tokens = self.turns.tokens(self.responses.cpu())
+        return keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, last=last)
 
     def of_turns(self, rows: Sequence[Tensor] | None) -> Tensor | None:
         """[n, …] of hidden states or labels by row; ValueError if they do not belong to these turns."""
@@ -186,30 +208,23 @@ class RolloutRows:
 
     def texts(self, tokenizer: Any, turns: Tensor) -> tuple[list[Any], list[str]]:
         """Observations and actions of some turns [k], all those of their rows."""
-        observations, actions = texts_of(self.turns, turns, self.prompts(), self.responses.cpu(), tokenizer)
+        some = {name: getattr(self.turns, name)[turns] for name in ("row", "step", "start", "stop")}
+        chosen, ids = replace(self.turns, **some), self.responses.cpu()
+        observations: list[Any] = chosen.observation_texts(self.prompts(), ids, tokenizer)
         if "observation" in self.extra:
             observations = [self.extra["observation"][i] for i in turns.tolist()]
-        return observations, actions
+        return observations, chosen.action_texts(ids, tokenizer)
 
     def records(self, states: States, tokenizer: Any, token_rewards: Tensor, update: int = 0) -> dict[str, Any]:
         """Columns [n] of the turns, as advantage() takes them, without states; the arguments as there."""
         if states.recorder is not None:
             states.recorder.expect(update, partial(self.texts, tokenizer))
-        settings, ids = states.settings, self.ids()
-        records: dict[str, Any] = dict(ids)
-        rewards, total = self.rewards(ids, token_rewards)
-        if total is not None:  # step_rewards are given
-            trajectory, once = ids["trajectory"], _once(ids["trajectory"], ids["step"])
-            sums = torch.zeros(int(trajectory.max()) + 1 if len(trajectory) else 0, dtype=torch.float64)
-            sums.index_add_(0, trajectory[once], rewards[once])
-            rest = states.beyond(total.where(ids["valid"], 0.0), sums[trajectory].where(ids["valid"], 0.0))
-            rewards = torch.where(_last(ids) & (rest != 0), rewards + rest, rewards)
-        records["rewards"], records["episode_return"] = rewards, total
-        if settings.config().needs_truncated and "truncated" in self.extra:
+        config, records = states.settings.config(), dict[str, Any](self.ids())
+        records["rewards"], records["episode_return"] = self.rewards(records, token_rewards, states)
+        if config.needs_truncated and "truncated" in self.extra:
             records["truncated"] = self.turns.truncated(self.extra["truncated"])
-        if settings.config().reads_keys:
-            tokens = self.turns.tokens(self.responses.cpu())
-            records |= keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, last=_last(ids))
+        if config.reads_keys:
+            records |= self.action_keys(tokenizer, states.settings, _last(records))
         return records
 
     def advantage(
@@ -220,15 +235,30 @@ class RolloutRows:
         update   its number in the run, for what is recorded of it
         """
         records = self.records(states, tokenizer, token_rewards, update)
-        texts = partial(self.observations, tokenizer)
-        actions = partial(self.turns.action_texts, self.responses, tokenizer)
         hidden, labels = self.of_turns(self.hidden), self.of_turns(self.labels)
-        return states.advantage(records, texts, actions=actions, hidden=hidden, labels=labels, why=why)
+        return self.result(records, states, tokenizer, hidden=hidden, labels=labels, why=why)
+
+    def result(
+        self, records: Mapping[str, Any], states: States, tokenizer: Any, **given: Any
+    ) -> tuple[AdvantageResult, dict[str, float]]:
+        """States.advantage() of these records, with the texts of the turns where it needs them."""
+        texts, actions = partial(self.observations, tokenizer), partial(self.actions, tokenizer)
+        return states.advantage(records, texts, actions=actions, **given)
 
 
-def _once(trajectory: Tensor, step: Tensor) -> Tensor:
-    """Indices of the distinct steps, each once."""
-    return torch.from_numpy(np.unique(torch.stack([trajectory, step], 1).numpy(), axis=0, return_index=True)[1])
+@dataclass(frozen=True)
+class RowsOfProcess(RolloutRows):
+    """Rows of this process, each a trajectory; a prompt group is `size` of them after one another.
+
+    first   number of the first one among those of all processes
+    """
+
+    first: int = 0
+    size: int = 1
+
+    def ids(self) -> dict[str, Tensor]:
+        place, valid = self.first + self.turns.row, self.valid[self.turns.row]
+        return {"group": place // self.size, "trajectory": place, "step": self.turns.step, "valid": valid}
 
 
 def _last(ids: Mapping[str, Tensor]) -> Tensor:

@@ -150,17 +150,14 @@ class States:
             self.require_hidden(why or "none were given")
             name = "ngram"
             if self._embedder is None:
-                self._warn(why)
+                n, has_epsilon = self.settings.turns_of_text, self.settings.config().has_epsilon
+                of_turns = "observations" if n == 1 else f"last {n} observations"
+                radius = f" with ngram_epsilon = {self.settings.ngram_epsilon:g}," if has_epsilon else ""
+                text = f"embedder=auto uses n-grams of the {of_turns},{radius} instead of hidden states: {why}."
+                warnings.warn(self.where + text, RuntimeWarning, stacklevel=2)
         if self._embedder is None:
             self._embedder = embedders.named(name)
         return embedders.find(name)[0].name, self._embedder.embed(texts())
-
-    def _warn(self, why: str) -> None:
-        n, has_epsilon = self.settings.turns_of_text, self.settings.config().has_epsilon
-        of_turns = "observations" if n == 1 else f"last {n} observations"
-        radius = f" with ngram_epsilon = {self.settings.ngram_epsilon:g}," if has_epsilon else ""
-        text = f"{self.where}embedder=auto uses n-grams of the {of_turns},{radius} instead of hidden states: {why}."
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def advantage(
         self,

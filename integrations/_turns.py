@@ -217,7 +217,8 @@ def keys_of(
     found = _keys_of(ids, mask, tokenizer, "action_tag", n)
     kind = found["action_parsed"].to(torch.int8)
     tools = calls is not None
-    tag = _tool_call_token(tokenizer)
+    tag = tokenizer.convert_tokens_to_ids(CALL)
+    tag = tag if tag is not None and tokenizer.convert_ids_to_tokens(tag) == CALL else None  # no token of its own
     begun = ((ids == tag) & (mask != 0)).any(1) if tag is not None else torch.zeros_like(found["action_parsed"])
     # Decoding dominates the cost.  If the tag is one token (Qwen), only rows that have it are decoded; else those
     # without an action tag or a call that is given.
@@ -260,12 +261,6 @@ def call_text(calls: Sequence[tuple[Any, Any]]) -> str:
             return ""
         lines.append(line)
     return "\n".join(lines)
-
-
-def _tool_call_token(tokenizer: Any) -> int | None:
-    """The token of CALL; None if the tokenizer has no such token."""
-    token = tokenizer.convert_tokens_to_ids(CALL)
-    return token if token is not None and tokenizer.convert_ids_to_tokens(token) == CALL else None
 
 
 def _calls_in(text: str) -> str:

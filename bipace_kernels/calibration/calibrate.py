@@ -108,7 +108,12 @@ def calibrate(
     groups = torch.zeros(len(rows), dtype=torch.int64) if group is None else _numbered(group, "group", len(rows))[0]
     folder = None if out is None else checks.path(out, "out") / "states"
     same = number_objects([tuple(row) for row in rows]).numpy()  # equal prompts share a number, for the folds
-    _check_classes(numbers.numpy(), same, names, folds)
+    if len(names) < 2:
+        raise ValueError(f"labels must hold at least two distinct values, got {len(names)}: {names[:1]}.")
+    for number, label in enumerate(names):
+        if (distinct := len(np.unique(same[numbers.numpy() == number]))) < folds:
+            wish = f"labels must have {folds} distinct prompts, as folds"
+            raise ValueError(f"{wish}, but {label!r} has {distinct}; give more.")
     states = States(model, rows, folder, restart)
     settings = {"epsilons": radii, "folds": folds, "seed": seed, "labels": _digest(numbers), "group": _digest(groups)}
     seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
@@ -240,17 +245,6 @@ def _numbered(values: Any, name: str, n: int) -> tuple[Tensor, list[Any]]:
     if None in items:
         raise ValueError(f"{name}[{items.index(None)}] must be a value, got None; give one, or leave the prompt out.")
     return number_objects(items, name).cpu(), list(dict.fromkeys(items))
-
-
-def _check_classes(labels: Any, same: Any, names: list[Any], folds: int) -> None:
-    if len(names) < 2:
-        raise ValueError(f"labels must hold at least two distinct values, got {len(names)}: {names[:1]}.")
-    for number, name in enumerate(names):
-        distinct = len(np.unique(same[labels == number]))
-        if distinct < folds:
-            raise ValueError(
-                f"labels must have {folds} distinct prompts, as folds, but {name!r} has {distinct}; give more."
-            )
 
 
 def _digest(numbers: Tensor) -> str:

@@ -41,12 +41,8 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
         raise CliError(f"--gigpo-mode goes with --preset gigpo, got --preset {preset}.")
     given = {name: value for name, value in changes.items() if value is not None}
     given |= {name: None for name, row in SETTINGS.items() if row.off and given.get(name) == 0}
-    embedder = "ngram" if ngrams else "actor_hidden"
-    choices = {
-        "mode": gigpo_mode,
-        "value": given.get("value"),
-        "embedder": embedder,
-    }  # on which other fields of the preset depend
+    # On these other fields of the preset depend.
+    choices = {"mode": gigpo_mode, "value": given.get("value"), "embedder": "ngram" if ngrams else "actor_hidden"}
     with refused():
         config = PRESETS[preset](**{k: v for k, v in choices.items() if k in takes and v is not None})
         config = replace(config, **given)

@@ -20,6 +20,7 @@ PACKAGES = ("torch", "triton", "numpy", "pyarrow", "typer", "rich", "matplotlib"
 
 def gather() -> dict[str, Any]:
     """Everything the command shows, JSON-able."""
+    isa = "none: the compiled kernels do not load" if native_loader.reason() else str(native_loader.load().isa())
     return {
         "bipace_kernels": bk.__version__,
         "python": platform.python_version(),
@@ -29,7 +30,7 @@ def gather() -> dict[str, Any]:
             "model": _cpu_model(),
             "cores": os.cpu_count(),
             "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "instruction_set": _instruction_set(),
+            "instruction_set": isa,
             "threads": torch.get_num_threads(),
         },
         "cuda": {
@@ -72,10 +73,6 @@ def _cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _instruction_set() -> str:
-    return "none: the compiled kernels do not load" if native_loader.reason() else str(native_loader.load().isa())
 
 
 def _print(facts: dict[str, Any]) -> None:

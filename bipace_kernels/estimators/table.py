@@ -54,28 +54,21 @@ def _hgpo(batch: Batch) -> Terms:
 
 def _gae(batch: Batch) -> Terms:
     """GAE(λ) over a value of each record's state (docs/gae.md)."""
-    labels, row = labels_of(batch), batch.config.value_row
+    labels, cfg, row, critic = labels_of(batch), batch.config, batch.config.value_row, batch.backend.critic
     assert row is not None
     value, raw = batch.by_record_or_none(batch.inputs.value), batch.by_record_or_none(batch.inputs.raw_advantage)
     if value is None or raw is None:
-        value, rows = _VALUES[row.name](batch, labels)
-        raw = _averaged(batch, _recursion(batch, value), rows)
-    step_term = batch.backend.critic.normed_advantage(batch.records, raw, batch.returns, batch.config.step_norm)
+        (value, rows), rewards = _VALUES[row.name](batch, labels), batch.by_record_or_none(batch.inputs.rewards)
+        assert rewards is not None
+        truncated = batch.by_record_or_none(batch.inputs.truncated)
+        raw = critic.gae_advantage(batch.records, rewards, value, truncated, float(cfg.gamma), float(cfg.gae_lambda))
+        raw = _averaged(batch, raw, rows)
+    step_term = critic.normed_advantage(batch.records, raw, batch.returns, cfg.step_norm)
     branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
     if row.has_clusters:
         sizes = torch.zeros_like(labels).index_add_(0, labels.clamp(min=0), (labels >= 0).to(labels.dtype))
         branch = torch.where((labels >= 0) & (sizes.index_select(0, labels.clamp(min=0)) > 1), int(Branch.PACE), branch)
     return Terms(labels, step_term, branch, value, raw)
-
-
-def _recursion(batch: Batch, value: Tensor) -> Tensor:
-    """[M] float64 A_S over V̂."""
-    cfg, rewards = batch.config, batch.by_record_or_none(batch.inputs.rewards)
-    assert rewards is not None
-    return batch.backend.critic.gae_advantage(
-        batch.records, rewards, value, batch.by_record_or_none(batch.inputs.truncated), float(cfg.gamma),
-        float(cfg.gae_lambda),
-    )  # fmt: skip
 
 
 def _averaged(batch: Batch, advantage: Tensor, rows: Tensor | None) -> Tensor:
@@ -125,10 +118,6 @@ def _rows(batch: Batch) -> tuple[Tensor | None, tuple[Tensor, Tensor | None, Ten
     assert fingerprint is not None
     check_kernel_steps(batch.layout)
     return kernel_rows(batch.backend.critic, batch.config, usable, fingerprint, _inside(batch))
-
-
-def _group_values(batch: Batch, labels: Tensor) -> tuple[Tensor, None]:
-    return _mean_values(batch, None)
 
 
 def _mean_values(batch: Batch, labels: Tensor | None) -> tuple[Tensor, None]:
@@ -292,5 +281,6 @@ _TERMS: dict[str, Callable[[Batch], Terms]] = {
 }  # fmt: skip
 #: [M] float64 V̂ of a batch, given its clusters, and the rows [M, w] of its kernel or None.
 _VALUES: dict[str, Callable[[Batch, Tensor], tuple[Tensor, Tensor | None]]] = {
-    "group": _group_values, "cluster": _mean_values, "kernel": _kernel_values, "function": _function_values,
+    "group": lambda batch, labels: _mean_values(batch, None), "cluster": _mean_values, "kernel": _kernel_values,
+    "function": _function_values,
 }  # fmt: skip

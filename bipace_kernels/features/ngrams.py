@@ -44,19 +44,15 @@ def ngram_fingerprint(
     if not set(map(type, items)) <= {str, bytes}:
         # The real content of a subclass, whose __len__ and encode() may be wrong.
         items = tuple(str.__str__(text) if isinstance(text, str) else bytes(memoryview(text)) for text in items)
-    place = _device(device)
+    try:
+        place = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be None or a torch device such as 'cuda', got {device!r}: {error}") from error
     chosen = dispatch.choose(backend, place)
     data, offsets = _encoded(items)
     with threads.using(num_threads):
         rows = chosen.ngrams.ngram_fingerprints(data, offsets, n=int(n), dim=int(dim))
     return transfer.to_device(rows, place, "texts")
-
-
-def _device(device: Any) -> torch.device:
-    try:
-        return torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device must be None or a torch device such as 'cuda', got {device!r}: {error}") from error
 
 
 def _encoded(items: tuple[str | bytes, ...]) -> tuple[torch.Tensor, torch.Tensor]:

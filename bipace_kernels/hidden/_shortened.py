@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layers import Decoder, text_config
+from .layers import Decoder
 
 # Recognized by name, so that no missing package is imported: FSDP 1 and 2, and ZeRO-3's parameters.
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")
@@ -76,7 +76,10 @@ def shortened(decoder: Decoder, n_blocks: int, *, norm: bool) -> Iterator[nn.Mod
             module.training = False
         for parent, name, part in before:
             parent._modules[name] = FirstBlocks.of(blocks, n_blocks) if part is blocks else Skipped(part)
-        yield _called(decoder.model)
+        called = decoder.model
+        while type(called).__name__ in ("DistributedDataParallel", "DataParallel"):  # would synchronise all buffers
+            called = called._modules["module"]  # type: ignore[assignment]
+        yield called
     finally:
         for parent, name, part in before:
             parent._modules[name] = part
@@ -109,18 +112,6 @@ def arguments_for(causal: nn.Module) -> dict[str, Any]:
     known = inspect.signature(type(causal).forward).parameters
     one = next(({name: 1} for name in ("logits_to_keep", "num_logits_to_keep") if name in known), {})
     return {"use_cache": False, **one}
-
-
-def is_causal(causal: nn.Module) -> bool:
-    """Whether no token sees a later one; some Gemmas may be configured otherwise."""
-    return getattr(text_config(causal), "use_bidirectional_attention", None) not in (True, "all")
-
-
-def _called(model: nn.Module) -> nn.Module:
-    """The model without DDP, whose forward would synchronise buffers between ranks needlessly."""
-    while type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-        model = model._modules["module"]  # type: ignore[assignment]
-    return model
 
 
 def _head_of(causal: nn.Module) -> list[tuple[nn.Module, str]]:

@@ -113,7 +113,8 @@ def extract_layers(
     if failure is not None:
         raise failure
     assert prompts is not None
-    masked = not _shortened.is_causal(decoder.causal)
+    # Where a token may see later ones, as some Gemmas are configured.
+    masked = getattr(text_config(decoder.causal), "use_bidirectional_attention", None) in (True, "all")
     options = _shortened.arguments_for(decoder.causal)
     with (
         _shortened.shortened(decoder, n_blocks, norm=any(item.normed for item in tapped.layers)) as called,

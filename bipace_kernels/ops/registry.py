@@ -341,19 +341,15 @@ def _advantage(
     """
     given = dict.fromkeys(("group", "trajectory", "step", *compiled.TENSORS))
     given |= dict(zip(compiled.TENSORS, tensors, strict=False))
-    cfg = find(config) if config else _config(fields)
+    try:
+        cfg = find(config) if config else Config(**ast.literal_eval(fields))
+    except (SyntaxError, MemoryError, RecursionError) as error:  # what Python's parser raises
+        raise ValueError(f"bipace::advantage: fields must be Config's fields, got {fields[:80]!r}.") from error
     with torch.no_grad():
         result = pipeline.run(given, find(layout), cfg, backend, check, num_threads or None)
         flags, late = compiled.flags_of(result)
     value = torch.zeros_like(result.advantage) if result.value is None else result.value
     return *(getattr(result, name) for name in compiled.ROWS), value, flags, late
-
-
-def _config(fields: str) -> Config:
-    try:
-        return Config(**ast.literal_eval(fields))
-    except (SyntaxError, MemoryError, RecursionError) as error:  # what Python's parser raises
-        raise ValueError(f"bipace::advantage: fields must be Config's fields, got {fields[:80]!r}.") from error
 
 
 def _advantage_fake(*tensors: Tensor | None, **_: Any) -> tuple[Tensor, ...]:

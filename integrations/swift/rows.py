@@ -1,36 +1,18 @@
 """A batch of ms-swift's GRPOTrainer as rows of turns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from .._rollout_rows import RolloutRows
+from .._rollout_rows import RowsOfProcess, at_front
 
 # What a scheduler may write into rollout_infos, one entry per turn; of `truncated` one bool.
 INFOS = {"step_rewards": "step_rewards", "observation": "observations", "truncated": "truncated"}
 
 
-@dataclass(frozen=True)
-class SwiftRows(RolloutRows):
-    """Rows of this process, each a trajectory; a prompt group is `size` of them after one another.
-
-    first   number of the first one among those of all processes
-    size    of a prompt group
-    """
-
-    first: int = 0
-    size: int = 1
-
-    def ids(self) -> dict[str, Tensor]:
-        place, valid = self.first + self.turns.row, self.valid[self.turns.row]
-        return {"group": place // self.size, "trajectory": place, "step": self.turns.step, "valid": valid}
-
-
-def rows_of(trainer: Any, batches: Sequence[Mapping[str, Any]], extra: Mapping[str, Sequence[Any]]) -> SwiftRows:
+def rows_of(trainer: Any, batches: Sequence[Mapping[str, Any]], extra: Mapping[str, Sequence[Any]]) -> RowsOfProcess:
     """Of the trainer's micro-batches, in their order, and what their samples give."""
     if trainer.dynamic_num_samples:
         raise ValueError(
@@ -52,11 +34,9 @@ def rows_of(trainer: Any, batches: Sequence[Mapping[str, Any]], extra: Mapping[s
     first = len(masks) * trainer.accelerator.process_index
     rewards = trainer._rewards_per_func[first : first + len(masks)].double().cpu()
     total = (rewards * trainer.reward_weights.cpu()).nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)
-    scores = torch.zeros(mask.shape, dtype=torch.float64)
-    scores[:, 0] = total
-    return SwiftRows(
+    return RowsOfProcess(
         mask=mask,
-        scores=scores,
+        scores=at_front(total, mask),
         responses=pad_sequence(ids, batch_first=True),
         prompts=lambda: prompts,
         valid=torch.ones(len(masks), dtype=torch.bool),

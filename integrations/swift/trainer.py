@@ -1,6 +1,5 @@
 """BiPACEGRPOTrainer: ms-swift's GRPOTrainer, with advantages per turn in place of one per completion."""
 
-import json
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -12,10 +11,9 @@ from torch import Tensor
 
 import bipace_kernels as bk
 
-from ...distributed.ranks import Ranks
 from ...hidden.positions import Positions
 from .. import swift as joined
-from .._accelerate import KeepsStates, of_all
+from .._accelerate import KeepsStates, agreed, of_all
 from .._rollout_rows import extra_of
 from .._states import States, has_dropout, no_hidden_states
 from .._turns import Turns
@@ -96,25 +94,15 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
             return
         several, tokenizer = self.accelerator.num_processes > 1, self.template.tokenizer
 
-        extra = extra_of([sample.rollout_infos or {} for sample in samples], INFOS)
-        ranks, given = Ranks(None) if several else None, list(extra)
-        if ranks is not None:  # each process needs what the others have: else one reward would mean two things
-            given = [name for found in ranks.texts(json.dumps(given)) for name in json.loads(found)]
-
-        def prepare() -> Any:
-            rows = rows_of(self, batch_encoded_inputs, extra).fitted(self._bipace, given)
+        def made(extra: dict[str, list[Any]], names: set[str]) -> Any:
+            rows = rows_of(self, batch_encoded_inputs, extra).fitted(self._bipace, names)
             found = rows.records(self._bipace, tokenizer, rows.scores, self.state.global_step)
             return rows, {name: c if c is None else c.to(self.accelerator.device) for name, c in found.items()}
 
-        rows, records = prepare() if ranks is None else ranks.agree(prepare, lambda _: None)[0]
-        result, metrics = self._bipace.advantage(
-            records,
-            lambda: rows.observations(tokenizer),
-            actions=lambda: rows.turns.action_texts(rows.responses, tokenizer),
-            hidden=torch.cat(tapped) if tapped else None,
-            why=self._bipace_why,
-            **of_all(several),
-        )
+        infos = [sample.rollout_infos or {} for sample in samples]
+        rows, records = agreed(several, partial(extra_of, infos, INFOS), list, made)
+        hidden, why = torch.cat(tapped) if tapped else None, self._bipace_why
+        result, metrics = rows.result(records, self._bipace, tokenizer, hidden=hidden, why=why, **of_all(several))
         on_tokens, first = rows.turns.spread(result.advantage), 0
         for encoded in batch_encoded_inputs:
             batch = encoded["grpo_batch"]

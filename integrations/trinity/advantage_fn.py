@@ -9,7 +9,7 @@ from trinity.algorithm.advantage_fn import AdvantageFn
 from trinity.buffer.operators import ExperienceOperatorV1
 
 from ...support.warnings import warn_once
-from .._rollout_rows import RolloutRows, extra_of
+from .._rollout_rows import RolloutRows, at_front, extra_of
 from .._settings import Settings
 from .._states import States
 from .._turns import Turns
@@ -78,8 +78,7 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
     for row, exp in enumerate(exps):
         written = exp.tokens[exp.prompt_length :][: len(masks[row])]
         responses[row, : len(written)] = written
-    scores = torch.zeros(mask.shape, dtype=torch.float64)
-    scores[:, 0] = torch.tensor([float("nan") if exp.reward is None else exp.reward for exp in exps])
+    rewards = [float("nan") if exp.reward is None else exp.reward for exp in exps]
     calls = {(e.eid.uid, e.eid.tid, e.eid.step, e.tokens[: e.prompt_length].numpy().tobytes()) for e in exps}
     if not any(exp.eid.run for exp in exps) and len({call[1:] for call in calls}) < len(calls):
         warn_once(
@@ -92,7 +91,7 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
         infos = with_hashes(infos, Turns.of(mask).counts.tolist())
     return RolloutRows(
         mask=mask,
-        scores=scores,
+        scores=at_front(torch.tensor(rewards), mask),
         responses=responses,
         prompts=lambda: [exp.tokens[: exp.prompt_length] for exp in exps],
         group=[exp.eid.tid for exp in exps],

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ...support.warnings import warn_once
-from .._turns import Turns, are_numbers
+from .._turns import Turns, are_numbers, call_text
 
 LOGS = ("step_rewards", "actions", "observations")
 Entries = list[Any]
@@ -123,6 +123,7 @@ class Said:
         self.inputs, self.turns, self.loop = inputs, turns, loop
         self.elsewhere: Container[str] = ()
         self.of_function = getattr(trainer, "rollout_func", None) is not None
+        self.has_tools = bool(getattr(trainer, "tools", None))
         self.environments = list(getattr(trainer, "environments", None) or ())[: len(inputs)]
         self.masked = turns.empty  # rows without a token to train
         self.misfits: dict[int, str] = {}
@@ -169,6 +170,17 @@ class Said:
                 misfits[row] = f"{name} of row {row} is missing"
         self.misfits = misfits | self.misfits
         return [None if row in misfits else [[one] for one in entries] for row, entries in enumerate(found)]
+
+    def calls(self) -> list[str] | None:
+        """[n] the tool calls of each turn as one text, empty where it made none; None where there are no tools."""
+        if self.loop is None or not self.has_tools:
+            return None
+        found: list[str] = []
+        for row, n in enumerate(self.turns.counts.tolist()):
+            functions = [[call.get("function", call) for call in calls] for calls in self.loop.calls(row)]
+            texts = [call_text([(f.get("name"), f.get("arguments")) for f in calls]) for calls in functions]
+            found += [*texts, *([""] * n)][:n]
+        return found
 
     def flat(self, rows: list[list[Entries] | None] | None) -> list[Entries | None]:
         """[n] entries of each turn from by_turn(); None in a row without entries."""

@@ -16,8 +16,9 @@ from .._accelerate import KeepsStates
 from .._states import States, has_dropout, no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
-from .credit import Prepared, early_exit, prepare, turns_of
+from .credit import Prepared, early_exit, prepare
 from .rollouts import ToolLoop
+from .rows import turns_of
 
 ROW = "bipace_row"  # [B] in a batch whose advantages wait for the loss's forward: its rows' places before TRL's shuffle
 
@@ -83,11 +84,13 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         if waits:
             self._bipace_waiting = batch
             device = output["completion_ids"].device
-            output[ROW] = torch.arange(batch.turns.shape[0], device=device)
-            output["advantages"] = torch.full(batch.turns.shape, torch.nan, device=device)  # they must not be read yet
+            output[ROW] = torch.arange(batch.rows.turns.shape[0], device=device)
+            output["advantages"] = torch.full(
+                batch.rows.turns.shape, torch.nan, device=device
+            )  # they must not be read yet
             return output
         if hidden is None and self._bipace.may_be_hidden and not batch.why:
-            hidden = early_exit(self, output, batch.turns, self._bipace.settings.layer)
+            hidden = early_exit(self, output, batch.rows.turns, self._bipace.settings.layer)
         output["advantages"] = self._bipace_credit(batch, hidden)
         return output
 
@@ -133,7 +136,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         watched, inputs, prompt_length = self._bipace_watched, self._bipace_loss, input_ids.shape[1] - logits_to_keep
         if inputs is not None:  # the loss's, whose advantages wait for it
             batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW], None
-            order, places = batch.turns.positions_of(row, prompt_length)
+            order, places = batch.rows.turns.positions_of(row, prompt_length)
             found, states = self._bipace_tapped(model, places, run)
             hidden = torch.empty_like(states)
             hidden[order.to(states.device)] = states

@@ -4,7 +4,7 @@ import functools
 import itertools
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,63 @@ def mark(batch: Any, settings: Settings) -> None:
         batch.meta_info[LAYER] = settings.bisim_layer
 
 
+class AgentRows(NamedTuple):
+    """N rows, each a step of the environment; a copy has the values of the first row of its step."""
+
+    mask: torch.Tensor  # [N, T] 1 on the response's tokens
+    ids: dict[str, torch.Tensor]  # group, trajectory and step
+    copy: torch.Tensor  # [N] number of the step
+    first: torch.Tensor  # [N] its first row
+    score: torch.Tensor  # [N] of the row; NaN, like the returns, in trajectories where one is not finite
+    returns: torch.Tensor  # [N] discounted
+
+
+def rows_of(data: Any) -> AgentRows:
+    """Of a batch that was marked."""
+    if IDS not in data.batch:
+        raise ValueError(
+            f"the batch has no {IDS}, which number its steps; run the trainer's fit() after "
+            "bipace_kernels.integrations.verl_agent.attach(), or mark() the batch before adjust_batch()."
+        )
+    mask = data.batch.get("response_mask", data.batch["attention_mask"][:, -data.batch["responses"].shape[1] :])
+    ids = dict(zip(("group", "trajectory", "step"), data.batch[IDS].unbind(1), strict=True))
+    copy = torch.unique(data.batch[IDS], dim=0, return_inverse=True)[1]
+    everyone = torch.arange(len(copy))
+    # Copies may have other log-probabilities, by rounding, and so another KL: all copies get the first one's values.
+    first = everyone.scatter_reduce(0, copy, everyone, "amin", include_self=False)[copy]
+    score, returns = data.batch["token_level_rewards"].sum(-1)[first], data.batch["step_rewards"][first]
+    bad = torch.isin(ids["trajectory"], ids["trajectory"][~((score.abs() <= 1e37) & (returns.abs() <= 1e37))])
+    return AgentRows(mask, ids, copy, first, score.masked_fill(bad, torch.nan), returns.masked_fill(bad, torch.nan))
+
+
+def records_of(
+    rows: AgentRows, data: Any, settings: Settings, tokenizer: Any, states: States | None
+) -> tuple[dict[str, Any], Config]:
+    """Columns [N], as advantage() takes them, and its configuration."""
+    config, first, fields = settings.config(), rows.first, data.non_tensor_batch
+    anchors = [fields["anchor_obs"][i] for i in first.tolist()]
+    records: dict[str, Any] = {**rows.ids, "rewards": None}
+    if not config.needs_fingerprint:
+        records["observation"] = anchors
+    elif settings.bisim_embedder == "actor_hidden":
+        records["fingerprint"] = _hidden(data)[first]
+    else:
+        records["fingerprint"] = _of_texts(settings.bisim_embedder).embed(anchors)
+    if settings.chooses_epsilon:
+        config = settings.config((states or settings.states()).radius.of("actor_hidden", records, dict))
+    if config.reads_keys:
+        mode, n = settings.cacb_action_key_mode, settings.cacb_n_action_tokens
+        records |= keys_of(data.batch["responses"][first], rows.mask[first], tokenizer, mode, n)
+    records["episode_return"] = rows.score if config.base_group else torch.zeros_like(rows.score)
+    if settings.gae is None:
+        records["returns"] = rows.returns
+        return records, config
+    records["rewards"] = _rewards(data, settings)[first].masked_fill(rows.score.isnan(), torch.nan)
+    if "truncated" in fields:
+        records["truncated"] = fields["truncated"][first.numpy()].astype(bool)
+    return records, config
+
+
 def write_advantages(
     data: Any, settings: Settings, tokenizer: Any = None, states: States | None = None, recorder: Recorder | None = None
 ) -> dict[str, float]:
@@ -46,41 +103,9 @@ def write_advantages(
     takes mean and σ over rows: so in the episode term each row counts as a rollout.
     Nothing is written before everything is computed.  The fields added by mark() and the workers are removed.
     """
-    if IDS not in data.batch:
-        raise ValueError(
-            f"the batch has no {IDS}, which number its steps; run the trainer's fit() after "
-            "bipace_kernels.integrations.verl_agent.attach(), or mark() the batch before adjust_batch()."
-        )
-    mask = data.batch.get("response_mask", data.batch["attention_mask"][:, -data.batch["responses"].shape[1] :])
-    group, trajectory, step = data.batch[IDS].unbind(1)
-    copy = torch.unique(data.batch[IDS], dim=0, return_inverse=True)[1]
-    everyone = torch.arange(len(copy))
-    # Copies may have other log-probabilities, by rounding, and so another KL: all copies get the first one's values.
-    rows = everyone.scatter_reduce(0, copy, everyone, "amin", include_self=False)[copy]
-    score, returns = data.batch["token_level_rewards"].sum(-1)[rows], data.batch["step_rewards"][rows]
-    spoilt = torch.isin(trajectory, trajectory[~((score.abs() <= 1e37) & (returns.abs() <= 1e37))])
-    score, returns = score.masked_fill(spoilt, torch.nan), returns.masked_fill(spoilt, torch.nan)
-
-    ids = {"group": group, "trajectory": trajectory, "step": step}
-    config, anchors = settings.config(), [data.non_tensor_batch["anchor_obs"][i] for i in rows.tolist()]
-    given: dict[str, Any] = {"observation": anchors}
-    if config.needs_fingerprint:
-        hidden = settings.bisim_embedder == "actor_hidden"
-        given = {"fingerprint": _hidden(data)[rows] if hidden else _of_texts(settings.bisim_embedder).embed(anchors)}
-    if settings.chooses_epsilon:
-        states = states or settings.states()
-        config = settings.config(states.radius.of("actor_hidden", {**ids, "fingerprint": given["fingerprint"]}, dict))
-    if config.reads_keys:
-        mode, n = settings.cacb_action_key_mode, settings.cacb_n_action_tokens
-        given |= keys_of(data.batch["responses"][rows], mask[rows], tokenizer, mode, n)
-    given |= {"step": step, "episode_return": score if config.base_group else torch.zeros_like(score)}
-    if settings.gae is None:
-        given["returns"] = returns
-    else:
-        given["rewards"] = _rewards(data, settings)[rows].masked_fill(spoilt, torch.nan)
-        if "truncated" in data.non_tensor_batch:
-            given["truncated"] = data.non_tensor_batch["truncated"][rows.numpy()].astype(bool)
-    result = advantage(group, trajectory, config=config, memory=states and states.memory, **given)
+    rows = rows_of(data)
+    records, config = records_of(rows, data, settings, tokenizer, states)
+    result = advantage(**records, config=config, memory=states and states.memory)
     embedder = find(settings.bisim_embedder)[0].name if settings.bisim_grouping or config.needs_fingerprint else ""
     epsilon = config.epsilon if config.has_epsilon else None
     metrics, total = metrics_of(result, embedder, epsilon, config.has_clusters, settings.gae), result.advantage
@@ -88,19 +113,20 @@ def write_advantages(
     if settings.hgpo is None:
         if settings.bipace_episode_scope == "step":
             alone = replace(config, partition="none", estimator="none", step_norm="none")
-            rows_alone = {"step": torch.zeros_like(step), "returns": score, "episode_return": score}
-            episode = advantage(group, copy, None, **rows_alone, config=alone).advantage.double()
+            of_rows = {"step": torch.zeros_like(rows.copy), "returns": rows.score, "episode_return": rows.score}
+            episode = advantage(rows.ids["group"], rows.copy, **of_rows, config=alone).advantage.double()
         else:
-            episode = config.episode_weight * over_trajectories(data.batch[IDS], score, config)
+            episode = config.episode_weight * over_trajectories(data.batch[IDS], rows.score, config)
         total = (episode + config.step_weight * result.step_advantage.double()).float()
-        counted = total if settings.bisim_duplicates == "count" else total[rows == everyone]
+        once = rows.first == torch.arange(len(total))
+        counted = total if settings.bisim_duplicates == "count" else total[once]
         metrics["bipace/mean_advantage"] = float(counted.double().mean())
     if recorder is not None:
-        rewards = torch.from_numpy(data.non_tensor_batch["rewards"].astype(np.float64))[rows]
-        recorded = {**ids, **given, "rewards": rewards, "trained_rewards": given.get("rewards")}
+        rewards = torch.from_numpy(data.non_tensor_batch["rewards"].astype(np.float64))[rows.first]
+        recorded = {**records, "rewards": rewards, "trained_rewards": records["rewards"]}
         recorder.write(recorded, replace(result, advantage=total), config)
-    tokens = to_tokens(total, mask)
-    data.batch["response_mask"], data.batch["advantages"], data.batch["returns"] = mask, tokens, tokens
+    tokens = to_tokens(total, rows.mask)
+    data.batch["response_mask"], data.batch["advantages"], data.batch["returns"] = rows.mask, tokens, tokens
     for name in (IDS, HIDDEN, HIDDEN_IDS):
         data.batch.pop(name, None)
     data.meta_info.pop(LAYER, None)

@@ -17,7 +17,8 @@ WHERE = "algorithm.gigpo."
 NAMES = ", ".join(row.written for row in EMBEDDERS.values())
 EMBEDDER = Range(f"one of {NAMES}", lambda value: value != "auto" and is_embedder(value), str)
 RECORD_DIR, RECORD_EVERY = (settings_of(OwnFields)[name] for name in ("record_dir", "record_every"))
-#: Keys bipace_NAME of method gae; the weight of its step term is verl-agent's own step_advantage_w.
+NOT_OURS = "step_weight", "reward_beyond_steps"  # verl-agent's own step_advantage_w, and its rewards are those of steps
+#: Keys bipace_NAME of method gae.
 OF_GAE = {
     "method": Setting(
         "gae: Config.gae(); the paper's methods are the keys above", Range(f"gae, or {OWN}", METHOD.holds, str)
@@ -26,10 +27,9 @@ OF_GAE = {
         name: row
         for name, row in settings_of(Shared).items()
         if name in ("gamma", "step_norm")
-        or (name != "step_weight" and any("gae" in one.get("estimator", ()) for one in row.read_by))
+        or (name not in NOT_OURS and any("gae" in one.get("estimator", ()) for one in row.read_by))
     },
 }
-del OF_GAE["reward_beyond_steps"]  # verl-agent's own rewards are those of steps
 BIPACE = tuple(f"bipace_{name}" for name in OF_GAE)
 
 

@@ -20,3 +20,12 @@ def games(tmp_path_factory):
             tasks.setdefault(task, []).append(line)
     path.write_text("".join(line for lines in tasks.values() for line in lines))
     return path
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures as files without a picture: drawing is most of a report's time."""
+    from bipace_kernels.cli import figures
+
+    for name in ("step_shares", "epsilon_curve", "embedders"):
+        monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(b"\x89PNG"))

@@ -16,17 +16,13 @@ from cli_runs import GOLDEN, PRESETS, direct, fail, observations, record, run, w
 
 import bipace_kernels as bk
 from bipace_kernels.backends.reference import critic
-from bipace_kernels.cli import figures, inspector, rollouts
+from bipace_kernels.cli import inspector, rollouts
 from bipace_kernels.estimators.table import kernel_rows
 
 MARKUP = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'> & \u2028"
 
 
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch):
-    """Figures as empty files: drawing is most of a report's time."""
-    for name in ("step_shares", "epsilon_curve", "embedders"):
-        monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(b""))
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def made_by(path, folder, *options):

@@ -26,13 +26,6 @@ def made(games, tmp_path_factory):
     return folder, result.output
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures as empty files: drawing is most of a report's time."""
-    for name in ("step_shares", "epsilon_curve", "embedders"):
-        monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(PNG))
-
-
 def test_files(made):
     folder, shown = made
     figures = {"games_steps.png", "games_epsilon.png", "games_embedders.png"}

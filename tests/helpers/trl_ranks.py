@@ -14,7 +14,7 @@ import tiny_trl as tt
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-from bipace_kernels.integrations.trl import credit
+from bipace_kernels.integrations.trl import rows
 
 RANK = int(os.environ["RANK"])
 _init = AcceleratorState.__init__
@@ -46,7 +46,7 @@ def main(folder: Path, options: dict) -> dict:
     except ValueError as error:
         return {"error": str(error)}
     for batch in trainer.batches:
-        turns = credit.turns_of(batch["output"]["completion_mask"], batch["output"]["tool_mask"], None)
+        turns = rows.turns_of(batch["output"]["completion_mask"], batch["output"]["tool_mask"], None)
         batch["turns"] = len(turns)
     logged = [log for log in trainer.state.log_history if "loss" in log]
     sharded = {type(p).__name__ for p in trainer.model.parameters()}

@@ -14,7 +14,7 @@ import torch
 from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit
+from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, rows
 from bipace_kernels.integrations.trl import trainer as trainer_module
 from datasets import Dataset
 from refusals import refused
@@ -125,7 +125,7 @@ def test_plain_generation_is_one_turn_per_row(tmp_path):
 def turns_of(batch):
     """The turns, and the columns at which their states stand."""
     out = batch["output"]
-    turns = credit.turns_of(out["completion_mask"], out["tool_mask"], None)
+    turns = rows.turns_of(out["completion_mask"], out["tool_mask"], None)
     return turns, turns.start + out["prompt_ids"].shape[1] - 1
 
 

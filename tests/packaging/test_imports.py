@@ -1,6 +1,5 @@
-"""What a process has imported: after the import, after a call on the CPU, with the program and hidden states."""
+"""What a process has imported: after the import, after a call on the CPU, with hidden states."""
 
-import importlib.util
 import json
 import sys
 
@@ -22,9 +21,6 @@ bk.advantage(config=CONFIGS["bipace"], backend="cpu", **make_batch(2).arguments(
 look("call")
 bk.hidden.tap, bk.hidden.vllm.Extraction
 look("hidden")
-if {importlib.util.find_spec("typer") is not None}:
-    import bipace_cli.commands
-    look("program")
 print(json.dumps(found))
 """
 
@@ -61,9 +57,3 @@ def test_calls_load_no_gpu_backend_and_hidden_states_no_model_library(found):
     assert "bipace_kernels._cuda" not in new
     assert "bipace_kernels.hidden.vllm" in found["hidden"]
     assert not tops(found["hidden"]) & {"transformers", "vllm", "safetensors", "tokenizers"}
-
-
-def test_the_program_imports_little_before_a_command_runs(found):
-    if "program" not in found:
-        pytest.skip("needs typer, which is not installed")
-    assert not tops(found["program"]) & {"pyarrow", "matplotlib", "pandas"}

@@ -1,0 +1,155 @@
+"""A batch of TRL's GRPOTrainer as rows of turns."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import bipace_kernels as bk
+
+from .._rollout_rows import RowsOfProcess, at_front
+from .._settings import Settings
+from .._states import States
+from .._turns import KINDS, Turns, keys_of, start_mask
+from .rollouts import Entries, Said
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrlRows(RowsOfProcess):
+    """Rows whose `extra` holds, as Said.by_turn() gives them, a list of entries of each turn.
+
+    said    the rollouts' data
+    aside   [B] bool   rows whose entries do not fit their turns
+    """
+
+    said: Said
+    aside: Tensor
+
+    @cached_property
+    def turns(self) -> Turns:
+        return self.said.turns
+
+    def rewards(self, ids: Mapping[str, Tensor], token_rewards: Tensor, states: States) -> tuple[Tensor, Tensor]:
+        """R(τ) [n], and r [n] float64: the sum of each turn's entries, at the last turn with what R(τ) has beyond them;
+        in rows without entries R(τ) at the last turn."""
+        total, turns, gamma = token_rewards.sum(1), self.turns, states.settings.gamma
+        rewards, stepwise = turns.on_last(total), self.extra["step_rewards"] or ()
+        given = [row for row, entries in enumerate(stepwise) if entries]
+        sums = [sum(float(r) for of_turn in stepwise[row] for r in of_turn) for row in given]
+        rests = states.beyond(total[given], torch.tensor(sums, dtype=torch.float64)).tolist()
+        for row, rest in zip(given, rests, strict=True):
+            if rest:
+                stepwise[row][-1] = [*stepwise[row][-1], rest]
+        for i, (row, entries) in enumerate(zip(turns.row.tolist(), self.entries("step_rewards"), strict=True)):
+            if entries is not None and row in self.said.masked:  # one record represents all its turns
+                rewards[i] = sum(gamma**t * float(r) for t, of_turn in enumerate(stepwise[row]) for r in of_turn)
+            elif entries is not None:
+                rewards[i] = sum(map(float, entries))
+        return rewards.masked_fill(self.aside[turns.row], torch.nan), total[turns.row]
+
+    def action_keys(self, tokenizer: Any, settings: Settings, last: Tensor) -> dict[str, Tensor]:
+        """Of the rollouts' actions where they give some.  A turn without an entry has the key of its tokens, a last one
+        the empty action."""
+        tokens, calls = self.turns.tokens(self.responses), self.said.calls()
+        keys = keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, calls, last)
+        if self.extra["actions"] is None:
+            return keys
+        entries, ends = self.entries("actions"), last.tolist()
+        if "action_kind" in keys:  # a call that cannot be read is no answer
+            answers = keys["action_parsed"] | (keys["action_kind"] != KINDS.index("text"))
+            ends = [end and answer for end, answer in zip(ends, answers.tolist(), strict=True)]
+        given = torch.tensor([e is not None and (bool(e) or end) for e, end in zip(entries, ends, strict=True)])
+        own, given = bk.action_keys([_joined(e or ()) for e in entries], mode="text")[0], given.to(tokens[0].device)
+        keys["action_key"] = own.to(given.device).where(given, keys["action_key"])
+        keys["action_parsed"] = given | keys.get("action_parsed", torch.zeros_like(given))
+        if "action_kind" in keys:
+            keys["action_kind"] = keys["action_kind"].masked_fill(given, KINDS.index("rollout"))
+        return keys
+
+    def observations(self, tokenizer: Any) -> list[Any]:
+        entries = self.entries("observations")
+        # Nothing is decoded where each turn has an entry.
+        decoded: list[Any] = entries if all(entries) else super().observations(tokenizer)
+        return [of_turn[-1] if of_turn else text for of_turn, text in zip(entries, decoded, strict=True)]
+
+    def actions(self, tokenizer: Any) -> list[str]:
+        written = zip(self.entries("actions"), super().actions(tokenizer), strict=True)
+        return [_joined(of_turn) if of_turn else text for of_turn, text in written]
+
+    def texts(self, tokenizer: Any, turns: Tensor) -> tuple[list[Any], list[str]]:
+        seen, done = super().texts(tokenizer, turns)
+        observations, actions, last = self.entries("observations"), self.entries("actions"), self.turns.last.tolist()
+        for k, i in enumerate(turns.tolist()):
+            seen[k] = (observations[i] or [seen[k]])[-1]
+            if (entries := actions[i]) or (entries is not None and last[i]):  # a last turn may have the empty action
+                done[k] = _joined(entries)
+        return seen, done
+
+    def entries(self, name: str) -> list[Entries | None]:
+        """[n] of each turn; None in a row without."""
+        return self.said.flat(self.extra[name])
+
+
+def _joined(entries: Sequence[Any]) -> str:
+    return "\n".join(map(str, entries))
+
+
+def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | None) -> Turns:
+    """Turns of a batch: runs of tokens that the model generated, cut where a rollout_func says that a turn begins.
+
+    completion_mask   [B, T]
+    tool_mask         [B, T], or B lists of 0 and 1 no longer than T, or None
+    starts            B lists, or None
+    """
+    mask = completion_mask.cpu().clone()
+    for row, written in enumerate(() if tool_mask is None else tool_mask):
+        mask[row, : len(written)] *= torch.as_tensor(written, dtype=mask.dtype).cpu()
+    return Turns.of(mask, None if starts is None else start_mask(starts, mask.shape, "turn_starts"))
+
+
+def rows_of(trainer: Any, output: Mapping[str, Any], rewards: Tensor, said: Said, states: States) -> TrlRows:
+    """The rows of this process; arguments as of bipace_advantages(), and what its rollouts say."""
+    settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
+    b = said.turns.shape[0]
+    if said.of_function and output.get("tool_mask") is None and len(said.turns) == b:
+        text = (
+            "every rollout counts as one turn, since rollout_func returned no env_mask: return it, 0 on tokens that "
+            "the model did not generate, if rollouts have several turns."
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    if len(rewards) != b * accelerator.num_processes or len(rewards) % g:
+        raise ValueError(
+            f"rewards must have one row per completion of all processes, a multiple of num_generations = {g}, got "
+            f"{len(rewards)} where this process of {accelerator.num_processes} has {b}, as all must have."
+        )
+    first = b * accelerator.process_index
+    own = rewards[first : first + b].double().cpu()
+    total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as in TRL
+
+    config = settings.config()
+    reads = {
+        "step_rewards": True,
+        "actions": config.reads_keys or settings.turns_of_text > 1,
+        "observations": config.needs_observation or config.needs_fingerprint,
+    }
+    extra: dict[str, Any] = {name: said.by_turn(name) if read else None for name, read in reads.items()}
+    if config.needs_truncated:
+        extra["truncated"] = said.truncated()
+    aside, mask = states.set_aside(said.misfits, b, said.must_fit), output["completion_mask"].cpu()
+    prompts = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
+    return TrlRows(
+        mask=mask,
+        scores=at_front(total.masked_fill(aside, torch.nan), mask),
+        responses=output["completion_ids"],
+        prompts=lambda: [row[kept] for row, kept in prompts],
+        valid=torch.ones(b, dtype=torch.bool),
+        extra=extra,
+        first=first,
+        size=g,
+        said=said,
+        aside=aside,
+    )
