@@ -1,8 +1,8 @@
 """`bipace advantage`: cluster, branch, returns and advantages of every record of some rollouts."""
 
+import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from ..backends.schema import Branch
 from ..config import PRESETS, Config
 from ..estimators.rows import PARTITIONS
 from ..features.embedders import EMBEDDERS, Ngram
-from ..settings import settings_of
+from ..settings import EPSILON, settings_of
 from ..support import files
 from ..support.errors import InputError, Named, Rows
 from . import output, rollouts, states
@@ -139,6 +139,15 @@ def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State,
         return bk.advantage(config=config, **arguments)
 
 
+def radii_of(text: str) -> list[float]:
+    """Those of the option --epsilons."""
+    with contextlib.suppress(ValueError):
+        values = [float(part) for part in text.split(",")]
+        if all(map(EPSILON.holds, values)):
+            return values
+    raise CliError(f"--epsilons must be numbers {EPSILON.text}, separated by commas, got {text!r}.")
+
+
 def check_sources(action_mode: str, fingerprint: str | None, columns: rollouts.Columns) -> None:
     """Raises CliError for invalid options of action keys and fingerprints."""
     if action_mode not in ACTION_MODES:
@@ -162,7 +171,7 @@ def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str,
     return shared
 
 
-@contextmanager
+@contextlib.contextmanager
 def refused(records: rollouts.Rollouts | None = None, what: str = "") -> Iterator[None]:
     """Turns the package's errors into CliError, after `what` was computed."""
     try:

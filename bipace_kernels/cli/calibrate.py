@@ -15,13 +15,14 @@ from ..calibration.result import HEADINGS
 from ..support import files, optional
 from . import output
 from ._console import INTERRUPTED, CliError, grid, notes, number, plain, stderr, stdout
+from .advantage import radii_of
 from .rollouts import json_lines
 
 
 def run(given: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
     options = SimpleNamespace(**given)
-    radii, layers = _numbers(options.epsilons), _layers(options.layers)
+    radii, layers = radii_of(options.epsilons), _layers(options.layers)
     output.check_folder(options.out, "--out")
     for package in ("matplotlib", "sklearn", "transformers"):
         optional.need(package, "bipace calibrate")
@@ -114,13 +115,6 @@ def load_model(folder: str, options: SimpleNamespace) -> tuple[Any, Any]:
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise CliError(f"{folder} cannot be loaded as a causal language model: {error}") from None
     return model, tokenizer
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise CliError(f"--epsilons must be numbers separated by commas, e.g. 0.05,0.1, got {text!r}.") from None
 
 
 def _layers(text: str | None) -> Any:

@@ -106,13 +106,6 @@ def render(content: dict[str, Any]) -> str:
     )
 
 
-def unpack(made: str) -> dict[str, Any]:
-    """The data of a page."""
-    packed = made.partition('<script id="data" type="application/gzip">')[2].partition("</script>")[0]
-    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
-    return content
-
-
 def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 

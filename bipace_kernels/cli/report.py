@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import json
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from ..settings import EPSILON
 from ..support import files, optional
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, number, plain, progress, stage, stdout
-from .advantage import check_sources, read_records, refused, shared_arguments
+from .advantage import check_sources, radii_of, read_records, refused, shared_arguments
 from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, format_r2, table_rows
 
 CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs by default
@@ -87,12 +86,7 @@ def run(given: Mapping[str, Any]) -> None:
 
 def _epsilons(options: SimpleNamespace) -> list[float]:
     """The radii of the curve, including that of the tables, ascending."""
-    try:
-        values = [float(text) for text in options.epsilons.split(",")]
-    except ValueError:
-        values = [math.nan]
-    if not all(map(EPSILON.holds, values)):
-        raise CliError(f"--epsilons must be numbers {EPSILON.text}, separated by commas, got {options.epsilons!r}.")
+    values = radii_of(options.epsilons)
     if not EPSILON.holds(options.epsilon):
         raise CliError(f"--epsilon must be {EPSILON.text}, got {options.epsilon:g}.")
     return sorted({*values, options.epsilon})

@@ -28,4 +28,4 @@ def undrawn(monkeypatch):
     from bipace_kernels.cli import figures
 
     for name in ("step_shares", "epsilon_curve", "embedders"):
-        monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(b"\x89PNG"))
+        monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(b"\x89PNG\r\n\x1a\n"))

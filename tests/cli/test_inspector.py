@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from browsers import chromium
-from cli_runs import GOLDEN, PRESETS, direct, fail, observations, record, run, write
+from cli_runs import GOLDEN, PRESETS, direct, fail, observations, record, run, unpack, write
 
 import bipace_kernels as bk
 from bipace_kernels.backends.reference import critic
@@ -33,7 +33,7 @@ def made_by(path, folder, *options):
 
 
 def content_of(tmp_path, rows, *options):
-    return inspector.unpack(made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out", *options))
+    return unpack(made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out", *options))
 
 
 def close(found, wanted):
@@ -42,7 +42,7 @@ def close(found, wanted):
 
 
 def test_numbers_are_a_direct_computation(games, tmp_path):
-    content = inspector.unpack(made_by(games, tmp_path / "out"))
+    content = unpack(made_by(games, tmp_path / "out"))
     columns, seen = content["columns"], observations(games)
     line = np.array(columns["line"]) - 1  # back to the order of the file
     assert sorted(line.tolist()) == list(range(len(seen)))
@@ -89,7 +89,7 @@ def test_success_takes_a_threshold(tmp_path):
 
 
 def test_neighbours_are_the_nearest_by_the_kernel_of_gae(games, tmp_path):
-    content = inspector.unpack(made_by(games, tmp_path / "out"))
+    content = unpack(made_by(games, tmp_path / "out"))
     columns, seen = content["columns"], observations(games)
     config, line = PRESETS["gae"], np.array(columns["line"]) - 1
     fingerprint = bk.ngram_fingerprint(seen)
@@ -157,7 +157,7 @@ def test_what_a_trainer_recorded_stands_beside_the_presets(tmp_path):
 def test_several_files_share_one_page_and_no_cluster(tmp_path):
     first, second = write(tmp_path / "a.jsonl", GOLDEN), write(tmp_path / "b.jsonl", GOLDEN[:4])
     assert run("report", first, second, "--out", tmp_path / "out", "--epsilons", "0.25", "--html").exit_code == 0
-    content = inspector.unpack((tmp_path / "out/inspector.html").read_text(encoding="utf-8"))
+    content = unpack((tmp_path / "out/inspector.html").read_text(encoding="utf-8"))
     assert content["files"] == ["a.jsonl", "b.jsonl"]
     columns, group = content["columns"], content["columns"]["group"]
     assert [row["file"] for row in content["groups"]] == [0, 1] and group == [0] * 6 + [1] * 4
@@ -174,7 +174,7 @@ def test_texts_are_never_markup(tmp_path):
     made = made_by(path, tmp_path / "out")
     assert "window.broken" not in made and "<i onclick" not in made and "&lt;i onclick=x&gt;.jsonl" in made
     assert len(re.findall("<script", made, re.IGNORECASE)) == len(re.findall("</script", made, re.IGNORECASE)) == 2
-    content = inspector.unpack(made)
+    content = unpack(made)
     assert content["texts"][0] == "room" + MARKUP and content["groups"][0]["task"].startswith("<b></script>")
 
 
@@ -208,7 +208,7 @@ def test_ten_thousand_records_are_below_5_mb(tmp_path):
     states = torch.from_numpy(rng.normal(size=(n, 8)).astype(np.float32))
     made = inspector.page([inspector.Part("a.jsonl", records, states, "ngram", 0.25)], options)
     assert 3_000_000 < len(made.encode()) < 5_000_000
-    found = [text for text in inspector.unpack(made)["texts"] if not str(text).startswith("go ")]
+    found = [text for text in unpack(made)["texts"] if not str(text).startswith("go ")]
     for text, wanted in zip(found, texts, strict=True):
         assert len(text["start"]) >= 200 and wanted.startswith(text["start"])
         assert len(text["start"]) + text["more"] == 800
@@ -226,7 +226,7 @@ def test_in_chromium(browser, tmp_path):
     rows = [dict(row, observation=f"{row['observation']} {MARKUP}", action=row["action"] + MARKUP) for row in GOLDEN]
     rows += [dict(row, task_id="other", reward=0.0) for row in GOLDEN]
     made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out")
-    content = inspector.unpack((tmp_path / "out/inspector.html").read_text(encoding="utf-8"))
+    content = unpack((tmp_path / "out/inspector.html").read_text(encoding="utf-8"))
     context = browser.new_context(offline=True, color_scheme="dark", viewport={"width": 1500, "height": 900})
     page = context.new_page()
     wrong = []
@@ -390,7 +390,7 @@ def saved(page, button):
 def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     rows = [*GOLDEN, *(dict(row, task_id="other", reward=0.0) for row in GOLDEN)]
     rows[3] = dict(rows[3], action='=1+1,"x"')
-    content = inspector.unpack(made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out"))
+    content = unpack(made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out"))
     columns = content["columns"]
     page, wrong = opened(browser, tmp_path / "out/inspector.html")
 

@@ -1,5 +1,7 @@
 """The program as the tests of the command line run it, and records for it."""
 
+import base64
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,12 @@ def fail(*args: object) -> str:
     result = run(*args)
     assert result.exit_code == 2, result.output
     return " ".join(result.output.split())
+
+
+def unpack(page: str) -> dict[str, Any]:
+    """The data of an inspector's page."""
+    packed = page.partition('<script id="data" type="application/gzip">')[2].partition("</script>")[0]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))  # type: ignore[no-any-return]
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:

@@ -16,6 +16,7 @@ from bipace_kernels.integrations.trl.rollouts import Said
 from bipace_kernels.integrations.trl.rows import TrlRows
 from bipace_kernels.integrations.verl.estimator import estimate
 from bipace_kernels.integrations.verl_agent import Settings, attach
+from cli_runs import unpack
 from refusals import refused
 from trained_tokenizers import byte_level
 from transformers import PreTrainedTokenizerFast
@@ -23,7 +24,6 @@ from verl_agent_harness import config_of, rollout, trainer_of
 from verl_stand_ins import Words, of
 
 import bipace_kernels as bk
-from bipace_kernels.cli import inspector
 
 IDS = {"group": [0, 0, 0, 1, 1], "trajectory": [0, 0, 1, 2, 3], "step": [0, 1, 0, 0, 0]}
 IDS = {name: torch.tensor(column) for name, column in IDS.items()}
@@ -74,7 +74,7 @@ def inspected(path, folder):
     options = ["--epsilons", "0.25", "--no-similar", "--html", "--on-invalid", "singleton"]
     done = CliRunner().invoke(app, ["report", str(path), "--out", str(folder), *options])
     assert done.exit_code == 0, done.output
-    return inspector.unpack((folder / "inspector.html").read_text(encoding="utf-8"))
+    return unpack((folder / "inspector.html").read_text(encoding="utf-8"))
 
 
 def test_what_a_file_holds(tmp_path):
