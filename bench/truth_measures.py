@@ -20,7 +20,7 @@ from .truth_rows import BIPACE, SIZES, Estimator, estimators_of
 from .truth_sets import read
 
 DRAWS, SEED = 2000, 14
-FAMILIES = ("planner", "model", "alfworld", "smollm2_textcraft")
+FAMILIES = ("planner", "model", "alfworld", "smollm2_textcraft", "smollm2_babyai")
 
 
 class Measure(Protocol):

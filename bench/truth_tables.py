@@ -19,7 +19,8 @@ from .truth_sets import FOLDER
 
 Parts = list[str | list[str]]  # of a page
 HELD = {"planner": "TextCraft, scripted", "model": "TextCraft, model", "alfworld": "ALFWorld, scripted"}
-TITLES = HELD | {"smollm2_textcraft": "TextCraft, SmolLM2"}
+SMOLLM2 = {"smollm2_textcraft": "TextCraft, SmolLM2", "smollm2_babyai": "BabyAI, SmolLM2"}
+TITLES = HELD | SMOLLM2
 ROOT = FOLDER.parents[1]
 RESULTS = ROOT / "bench/results"
 LESS = f"less {DEFAULT}"
@@ -236,7 +237,20 @@ class Column:
         return LEAD.format(*of["less"]) if self.form == LEAD else self.form.format(value=of[self.what], **of)
 
 
-ALONG, CHAT = ("truth_along", HELD["model"]), ("truth_smollm2", TITLES["smollm2_textcraft"])
+ALONG = ("truth_along", HELD["model"])
+
+
+def of_language_model(title: str) -> list[Column]:
+    sets = ("truth_smollm2", title)
+    return [
+        Column("cosine", *sets, "cosine", WITH_INTERVAL),
+        Column(f"cosine, {LESS}", *sets, "cosine", LEAD),
+        Column("r", *sets, "r", WITH_INTERVAL),
+        Column(f"r, {LESS}", *sets, "r", LEAD),
+        *(Column(what, *sets, what.lower()) for what in OTHERS[1:]),
+    ]
+
+
 COLUMNS = {
     "leads": [
         Column("cosine, six policies", *ALONG, "cosine"),
@@ -245,13 +259,7 @@ COLUMNS = {
         *(Column(f"{title}, {LESS}", "truth", title, "r", LEAD) for title in HELD.values()),
     ],
     "others": [Column(f"{what}, {title}", "truth", title, what.lower()) for what in OTHERS for title in HELD.values()],
-    "smollm2": [
-        Column("cosine", *CHAT, "cosine", WITH_INTERVAL),
-        Column(f"cosine, {LESS}", *CHAT, "cosine", LEAD),
-        Column("r", *CHAT, "r", WITH_INTERVAL),
-        Column(f"r, {LESS}", *CHAT, "r", LEAD),
-        *(Column(what, *CHAT, what.lower()) for what in OTHERS[1:]),
-    ],
+    **{kind: of_language_model(title) for kind, title in SMOLLM2.items()},
 }
 
 
