@@ -90,8 +90,11 @@ def test_environment_variables_are_read_in_one_file_and_documented():
 
 
 @pytest.mark.parametrize("block", range(len(OF_README)))
-def test_readmes_code_runs(block):
+def test_readmes_code_runs_and_prints_what_its_comments_say(block, capsys):
     exec(compile(OF_README[block], f"README.md, block {block}", "exec"), {"__name__": "readme"})
+    printed = capsys.readouterr().out.splitlines()
+    for said in re.findall(r"# (tensor\(\[.*?\]\))", OF_README[block]):
+        assert said in printed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
