@@ -23,6 +23,6 @@ def choose_landmarks(keys: Tensor, time: Tensor, inside: Tensor | None) -> Tenso
         key = torch.where(inside, key, _LAST)
     ascending, record = key.sort(stable=True)
     new = ascending != _LAST
-    new[1:] &= ascending[1:] != ascending[:-1]  # of equal ones the first
-    chosen = (~new).to(torch.uint8).argsort(stable=True)[:LANDMARKS]
+    new[1:].logical_and_(ascending[1:] != ascending[:-1])  # of equal ones the first
+    chosen = new.to(torch.uint8).argsort(stable=True, descending=True)[:LANDMARKS]
     return torch.where(new[chosen], record[chosen], -1)

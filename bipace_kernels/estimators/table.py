@@ -117,7 +117,8 @@ def _rows(batch: Batch) -> tuple[Tensor | None, tuple[Tensor, Tensor | None, Ten
     fingerprint, usable = batch.inputs.fingerprint, replace(batch.records, usable=_inside_groups(batch))
     assert fingerprint is not None
     check_kernel_steps(batch.layout)
-    return kernel_rows(batch.backend.critic, batch.config, usable, fingerprint, _inside(batch))
+    inside = None if batch.config.share == "group" else _inside(batch)
+    return kernel_rows(batch.backend.critic, batch.config, usable, fingerprint, inside)
 
 
 def _mean_values(batch: Batch, labels: Tensor | None) -> tuple[Tensor, None]:
@@ -164,12 +165,11 @@ def _inside_groups(batch: Batch) -> Tensor | None:
     records = batch.records
     if batch.config.share != "group":
         return records.usable
-    counts = torch.zeros(records.n_trajectories + 1, dtype=torch.int64, device=records.device)
     first = records.trajectory_offsets[:-1]  # a trajectory is taken as a whole
-    counts[1:] = (torch.ones_like(first) if records.taken is None else records.taken[first].to(torch.int64)).cumsum(0)
-    trajectories = counts[records.group_trajectories[1:]] - counts[records.group_trajectories[:-1]]
+    taken = torch.ones_like(first) if records.taken is None else records.taken[first]
+    counts = torch.nn.functional.pad(taken.cumsum(0), (1, 0))[records.group_trajectories].diff()
     at = torch.arange(records.n_records, device=records.device)
-    several = trajectories[torch.searchsorted(records.group_offsets, at, right=True) - 1] > 1
+    several = (counts > 1)[torch.searchsorted(records.group_offsets, at, right=True) - 1]
     return several if records.usable is None else several & records.usable
 
 

@@ -1,14 +1,17 @@
 """Every Triton kernel compiles for each architecture, spills nothing and fits into shared memory; without a GPU."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from compiled_triton import LAUNCHES, name_of, resources, tl, triton
 from marks import slow
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bipace_kernels as bk
 from bipace_kernels.backends.triton import critic
+from bipace_kernels.estimators import table
 
 CASES = [
     (launch, arch) if arch == 90 else slow(launch, arch)
@@ -85,6 +88,33 @@ def test_many_groups_fit_into_the_grids(monkeypatch):
     critic.cluster_values(lay, ones, rows, 0.0)
     critic.centred_rows(lay, torch.ones(n, 8), "group")
     critic.normed_advantage(lay, ones.double(), ones, "group")
-    assert {"_cluster_values", "_sums", "_scale"} <= grids.keys()
+    assert {"_cluster_values", "_centre", "_scaled"} <= grids.keys()
     for name, grid in grids.items():
         assert max(grid[1:], default=1) <= 65_535 and grid[0] < 2**31, (name, grid)
+
+
+@pytest.mark.parametrize(("share", "most"), [("group", 40), ("batch", 70)])
+def test_dispatches_of_the_critic(monkeypatch, share, most):
+    """All that the host issues for it, at any size: operators of torch, but no views or allocations, and launches."""
+    made = []
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", lambda self, *_, **__: made.append(self.__name__))
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.overloadpacket.__name__
+            made.extend(
+                [] if func.is_view or name in ("empty", "empty_like", "_unsafe_view", "scalar_tensor") else [name]
+            )
+            return func(*args, **(kwargs or {}))
+
+    rows, cfg = torch.arange(640), bk.Config.gae(share=share)
+    true, numbers = torch.ones_like(rows, dtype=torch.bool), rows.double()
+    lay = replace(bk.layout(rows // 40, rows // 5, rows % 5).on(rows.device), usable=true, taken=true)
+    monkeypatch.setattr(table, "choose_landmarks", lambda *_: rows[:128])
+    with Operators():
+        landmarks, (x, inside, averaged) = table.kernel_rows(critic, cfg, lay, torch.ones(640, 600), true)
+        value = critic.kernel_values(lay, x, inside, numbers.float(), landmarks, table.kernel_of(cfg, 1.0))
+        raw = critic.gae_advantage(lay, numbers, value, true, 0.95, 0.3)
+        raw = critic.same_action_advantage(lay, averaged, raw, rows, true, table.kernel_of(cfg, 0.4))
+        critic.normed_advantage(lay, raw, numbers.float(), "batch")
+    assert len(made) <= most, made

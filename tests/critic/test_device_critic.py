@@ -7,7 +7,7 @@ import pytest
 import torch
 from marks import slow, slow_case_interpreted, slow_interpreted
 from ragged import ragged, sentinels, stage, unaligned
-from sized import Sized
+from sized import Sized, records_of
 
 from bipace_kernels.backends.reference import critic as reference_backend
 from bipace_kernels.backends.schema import state_keys
@@ -107,8 +107,7 @@ def test_kernel_values_of_long_groups(device, monkeypatch, kernel):
     case = Case(4, groups=6)
     assert case.lay.longest_group > 24 > int(case.lay.group_offsets.diff().min())
     for usable, taken in ((None, None), (case.usable, case.taken)):
-        chosen = case.landmarks(case.fingerprint, taken is not None) if taken is not None else None
-        chosen = chosen if kernel["share"] == "batch" else None
+        chosen = None if taken is None or kernel["share"] == "group" else case.landmarks(case.fingerprint, True)
         given = (case.fingerprint, case.order, case.returns, case.lay.step, case.lay.group_offsets, usable, chosen)
         want = reference_critic.kernel_values(*given, **case.groups, taken=taken, **kernel)
         there = moved(device, (*given[1:], taken))
@@ -118,16 +117,14 @@ def test_kernel_values_of_long_groups(device, monkeypatch, kernel):
 
 NUMBERS = [(0.95, 0.5), (1.0, 1.0), (0.0, 0.5), (0.9, 0.0)]
 FEW = [(NUMBERS[0], True, "none"), (NUMBERS[0], True, "batch"), (NUMBERS[0], False, "group"),
-       (NUMBERS[1], True, "group"),
-       (NUMBERS[2], True, "none"), (NUMBERS[3], False, "none")]  # fmt: skip
+       (NUMBERS[1], True, "group"), (NUMBERS[2], True, "none"), (NUMBERS[3], False, "none")]  # fmt: skip
 EVERY = list(itertools.product(NUMBERS, (False, True), ("none", "batch", "group")))
 
 
 @pytest.mark.parametrize(("numbers", "masked", "norm"), [c if c in FEW else slow(*c) for c in EVERY], ids=str)
 def test_gae_and_normed_advantage(device, numbers, masked, norm):
     case = Case(2)
-    lay = case.lay
-    time = lay.step
+    lay, time = case.lay, case.lay.step
     value = case.returns.double() * 0.5
     for step in (None, time, 3 * time, time // 2):  # the last: copies of a step
         cut, taken = (case.cut, case.taken) if masked else (None, None)
@@ -180,8 +177,13 @@ def test_same_action_advantage(device, dtype, masked, longest, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_landmarks_are_the_same_records_on_every_device(device, dtype):
+    """By keys that the kernel of unit rows makes; −0 is 0, and NaN has some key."""
     case = Case(3, dtype=dtype, groups=9)
-    want = case.landmarks(case.fingerprint, True)
-    keys = state_keys(case.fingerprint.to(device), case.order.to(device))
+    x = case.fingerprint
+    x[::3, ::2], x[torch.nonzero(~case.usable)] = -0.0, float("nan")
+    want, keys = case.landmarks(x, True), torch.empty_like(case.order, device=device)
+    order, there = moved(device, (case.order, x.T.contiguous().T))
+    critic.unit_rows(records_of(n_records=len(order), device=order.device, order=order), there, 16, keys)
+    assert torch.equal(keys.cpu()[case.usable], state_keys(x, case.order)[case.usable])
     got = choose_landmarks(keys, case.time.to(device), (case.usable & case.taken).to(device))
     assert torch.equal(got.cpu()[:FEW_LANDMARKS], want)

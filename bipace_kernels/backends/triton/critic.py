@@ -1,9 +1,9 @@
 """A value of each record's state, and GAE(λ) over it, on the fingerprints' device, without synchronizing.
 
-    rows to unit length, folded ─► coordinates in the landmarks' directions (torch's float64 products, a Jacobi kernel)
-    ─► minus the mean of their group or batch ─► C of every block, float64 ─► torch.linalg's Cholesky, all blocks padded
-    to one multiple of 128; between blocks landmarks ─► V̂ ─► a lane walks each trajectory backwards ─► the same kernel,
-    where actions are equal, averages A_S
+    rows to unit length, folded ─► coordinates in the landmarks' directions, found by rotations ─► minus the mean of
+    their group or batch ─► C + N of every block, float64 ─► torch.linalg's Cholesky, all blocks padded to one multiple
+    of 128; between blocks landmarks ─► V̂ ─► a lane walks each trajectory backwards ─► the same solve where actions are
+    equal, averages A_S
 
 The padding depends on the longest group, and libraries choose their kernels by it: a group's values in another batch
 agree within 2e-5, not bit for bit.  The host does not know which groups are longer than a block: if one may be, all
@@ -22,7 +22,6 @@ from torch import Tensor
 from .. import schema
 from ..records import Records
 from ..schema import BLOCK, JITTER, LANDMARKS, SMALLEST, TINY, Kernel
-from . import rows as scanned
 from ._launch import ceil_div, device_guard
 
 FLAT = tl.constexpr(schema.FLAT)
@@ -35,113 +34,78 @@ _SUMS = {"ROWS": 8, "COLUMNS": 128}
 _SWEEPS = 30  # at most, of rotations; it takes about eight
 _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 _LANE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
-_JACOBI_OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
+_WIDE_OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
 _FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
 
 
 def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shrinkage: float) -> Tensor:
-    value = torch.zeros(returns.shape, dtype=torch.float64, device=returns.device)
+    value = torch.empty(returns.shape, dtype=torch.float64, device=returns.device)
     if returns.shape[0]:
-        taken, mean = records.taken, _means_of(records, returns)
+        grid = (records.n_groups, ceil_div(records.longest_group, _RECORDS))
+        tensors = (returns, labels, records.group_offsets, records.taken, value)
         with device_guard(returns):
-            _cluster_values[(records.n_groups, ceil_div(records.longest_group, _RECORDS))](
-                returns, labels, records.group_offsets, taken, mean, value, float(shrinkage),
-                HAS_LABELS=labels is not None, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
-            )  # fmt: skip
+            _cluster_values[grid](*tensors, float(shrinkage), TILE=_RECORDS, **_OPTIONS)
     return value
 
 
 def unit_rows(records: Records, fingerprint: Tensor, width: int, keys: Tensor | None = None) -> Tensor:
-    m, dim, device = records.n_records, fingerprint.shape[1], records.device
+    m, dim = records.n_records, fingerprint.shape[1]
     folded = min(width or dim, dim)
-    if keys is not None:
-        keys.copy_(schema.state_keys(fingerprint, records.order))
-    kind = torch.empty(m, dtype=torch.uint8, device=device)
-    scale = torch.empty(m, dtype=torch.float32, device=device)
-    out = torch.empty((m, folded), dtype=torch.float32, device=device)
+    out = torch.empty((m, folded), dtype=torch.float32, device=records.device)
     if m:
-        scanned.look(fingerprint, records.order, kind=kind, scale=scale, usable=records.usable, taken=records.taken)
+        tensors = (fingerprint, records.order, records.usable, records.taken, out, keys)
+        sizes = (dim, folded, *fingerprint.stride())
         with device_guard(out):
-            _unit_rows[(m,)](
-                fingerprint, records.order, scale, kind, out, dim, folded, *fingerprint.stride(), FOLDS=folded < dim,
-                USABLE=scanned.USABLE, COLUMNS=512, **_OPTIONS,
-            )  # fmt: skip
+            _unit_rows[(m,)](*tensors, *sizes, FOLDS=folded < dim, COLUMNS=512, **_OPTIONS)
     return out
 
 
 def whitened_rows(records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:
+    side = max(triton.next_power_of_2(landmarks.shape[0]), 16)
     live = (landmarks >= 0)[:, None]
-    y = torch.where(live, rows.index_select(0, landmarks.clamp(min=0)).double(), 0.0)
-    mean = y.sum(0) / live.sum().clamp(min=1)
-    y = torch.where(live, y - mean, 0.0)
-    vectors, values = _eigenvectors(y @ y.mT)
-    order = values.argsort(descending=True)[:directions]
-    values, vectors = values[order], vectors[order]
-    kept = values > SMALLEST * values[:1]
-    scale = torch.where(kept, values.clamp(min=1e-300) ** -0.75 * values[:1] ** 0.25, 0.0)
-    out = ((rows - mean) @ (y.mT @ (vectors * scale[:, None]).mT)).float()
-    return torch.nn.functional.pad(out, (0, directions - out.shape[1]))
-
-
-def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit eigenvectors as rows, and eigenvalues, of a symmetric positive semidefinite matrix, in no order."""
-    n = matrix.shape[0]
-    side = max(triton.next_power_of_2(n), 16)
-    turned = torch.nn.functional.pad(matrix, (0, side - n, 0, side - n)).contiguous()
-    with device_guard(turned):
-        _jacobi[(1,)](turned, SIDE=side, SWEEPS=_SWEEPS, **_JACOBI_OPTIONS)
-    values = turned.square().sum(1).sqrt()
-    return (turned / torch.where(values > 0, values, 1.0)[:, None])[:, :n], values
+    y = torch.where(live, rows[landmarks], 0.0)
+    mean = y.sum(0, dtype=torch.float64) / live.sum().clamp(min=1)
+    y = torch.nn.functional.pad(torch.where(live, y - mean, 0.0), (0, 0, 0, side - y.shape[0]))
+    basis = torch.zeros((directions, side), dtype=torch.float64, device=rows.device)
+    with device_guard(rows):
+        _jacobi[(1,)](y @ y.mT, basis, directions, SMALLEST, SIDE=side, SWEEPS=_SWEEPS, **_WIDE_OPTIONS)
+    return ((rows - mean) @ (basis @ y).mT).float()
 
 
 def centred_rows(records: Records, rows: Tensor, share: str) -> Tensor:
-    m, dim = rows.shape
+    dim, out = rows.shape[1], torch.empty_like(rows)
     sums = torch.empty((records.n_groups, dim + 1), dtype=torch.float64, device=records.device)
-    if m:
+    if records.n_records:
+        grid = (records.n_groups, ceil_div(dim, _SUMS["COLUMNS"]))
         with device_guard(rows):
-            _sums[(records.n_groups, ceil_div(dim, _SUMS["COLUMNS"]))](
-                rows, records.group_offsets, sums, dim, **_SUMS, **_OPTIONS
-            )
-    if share == "batch":
-        sums = sums.sum(0, keepdim=True).expand_as(sums)
-    mean = sums[:, :-1] / sums[:, -1:].clamp(min=1)
-    at = torch.arange(m, device=records.device)
-    return (rows - mean[torch.searchsorted(records.group_offsets, at, right=True) - 1]).float()
+            _centre[grid](rows, records.group_offsets, sums, None, dim, dim + 1, **_SUMS, **_OPTIONS)
+            if share == "batch":
+                sums = sums.sum(0, keepdim=True).expand_as(sums)
+            _centre[grid](rows, records.group_offsets, sums, out, dim, sums.stride(0), **_SUMS, **_OPTIONS)
+    return out
 
 
 def kernel_values(
     records: Records, rows: Tensor, inside: Tensor | None, returns: Tensor, landmarks: Tensor | None, kernel: Kernel
 ) -> Tensor:
-    value = cluster_values(records, returns, None, 0.0)
-    m, alone = records.n_records, kernel.share == "group"
-    if not m:
+    value, alone = cluster_values(records, returns, None, 0.0), kernel.share == "group"
+    if not records.n_records:
         return value
-    usable, record, offsets = _compact(records, rows)
-    prior = value if alone else torch.zeros_like(value)
-    among = _Kernel(
-        rows, inside, records.time, returns.to(torch.float64) - prior, replace(kernel, same=0.0) if alone else kernel,
-        trajectory=records.trajectory_of_record if kernel.luck > 0 else None,
-    )  # fmt: skip
-    blocks, longest = _blocks(records, offsets, kernel)
-    runs = (blocks.shape[0] - 1) // records.n_groups
+    among = _Kernel(records, rows, replace(kernel, same=0.0) if alone else kernel, inside)
+    index, out = among.blocks(), _padded(value)
+    all_returns = _padded(returns)[index]
+    y = all_returns - out[index] if alone else all_returns  # minus the prior
     if not alone:
         if landmarks is None:
-            landmarks = record[:LANDMARKS]
-        else:
-            landmarks = torch.where((landmarks >= 0) & usable[landmarks.clamp(min=0)], landmarks, -1)
-        gain = among.gain(record, blocks, longest, among.to_landmarks(record, landmarks))
-    elif runs == 1:
-        gain = among.gain(record, blocks, longest)
+            landmarks = rows[:, 0].isnan().to(torch.uint8).argsort(stable=True)[:LANDMARKS]
+        rest = among.noise_of(index, y, landmarks)
+    elif index.shape[0] == records.n_groups:
+        rest = among.noise_of(index, y)
     else:
-        gain = torch.zeros_like(among.y)
-        k, every = (torch.arange(n, device=records.device) for n in (LANDMARKS, records.longest_group))
-        for g in range(records.n_groups):
-            begin, n = offsets[g], offsets[g + 1] - offsets[g]
-            some = n.clamp(1, LANDMARKS)
-            at = torch.where(k < n, record[(begin + k.clamp(max=some - 1) * n // some).clamp(max=m - 1)], -1)
-            own = torch.where(every < n, record[(begin + every).clamp(max=m - 1)], -1)
-            gain += among.gain(record, blocks[g * runs : (g + 1) * runs + 1], longest, among.to_landmarks(own, at))
-    return torch.where(usable, prior + gain, value)
+        each = zip(index.chunk(records.n_groups), y.chunk(records.n_groups), strict=True)
+        rest = _joined([among.noise_of(own, of_own, _spaced(own.flatten())) for own, of_own in each])
+    out[index] = all_returns - rest
+    return out[:-1]
 
 
 def gae_advantage(
@@ -150,12 +114,11 @@ def gae_advantage(
     advantage = torch.empty_like(rewards)
     if not rewards.shape[0]:
         return advantage
-    decay, step, taken = float(gamma) * float(gae_lambda), records.step, records.taken
+    decay = float(gamma) * float(gae_lambda)
     with device_guard(rewards):
         _recursion[(ceil_div(records.n_trajectories, LANES),)](
-            rewards, value, step, truncated, taken, records.trajectory_offsets, advantage, float(gamma), _log(gamma),
-            decay, _log(decay), records.n_trajectories, HAS_STEP=step is not None, HAS_CUT=truncated is not None,
-            HAS_TAKEN=taken is not None, LANES=LANES, **_LANE_OPTIONS,
+            rewards, value, records.step, truncated, records.taken, records.trajectory_offsets, advantage,
+            float(gamma), _log(gamma), decay, _log(decay), records.n_trajectories, LANES=LANES, **_LANE_OPTIONS,
         )  # fmt: skip
     return advantage
 
@@ -163,29 +126,29 @@ def gae_advantage(
 def same_action_advantage(
     records: Records, rows: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None, kernel: Kernel
 ) -> Tensor:
-    taken = records.taken
-    if not records.n_records:
-        return torch.empty_like(advantage)
-    usable, record, offsets = _compact(records, rows)
-    if parsed is not None:  # others are in no block
-        record, usable = torch.where(parsed[record], record, -1), usable & parsed
-    among = _Kernel(rows, None, records.time, advantage, replace(kernel, same=0.0, luck=0.0), key=action_key)
-    averaged = among.gain(record, *_blocks(records, offsets, kernel))
-    out = torch.where(usable, averaged, advantage / (1.0 + float(kernel.noise)))
-    return out if taken is None else torch.where(taken, out, 0.0)
+    taken = _padded(advantage if records.taken is None else torch.where(records.taken, advantage, 0.0))
+    out = taken / (1.0 + float(kernel.noise))
+    if records.n_records:
+        among = _Kernel(records, rows, replace(kernel, same=0.0, luck=0.0), None, action_key, parsed)
+        index = among.blocks()
+        y = taken[index]
+        out[index] = y - among.noise_of(index, y)
+    return out[:-1]
 
 
 def normed_advantage(records: Records, advantage: Tensor, returns: Tensor, step_norm: str) -> Tensor:
-    out = torch.zeros(advantage.shape, dtype=torch.float32, device=advantage.device)
-    if not advantage.shape[0]:
-        return out
-    n_groups, offsets, taken = records.n_groups, records.group_offsets, records.taken
-    square, largest, count = torch.empty((3, n_groups), dtype=torch.float64, device=advantage.device).unbind()
-    masked: dict[str, Any] = {"HAS_TAKEN": taken is not None, "TILE": _RECORDS, **_OPTIONS}
-    with device_guard(advantage):
-        _squares[(n_groups,)](advantage, returns, taken, offsets, square, largest, count, **masked)
-        factor = _factors(square, largest, count, step_norm)
-        _scale[(n_groups, ceil_div(records.longest_group, _RECORDS))](advantage, factor, taken, offsets, out, **masked)
+    out = torch.empty(advantage.shape, dtype=torch.float32, device=advantage.device)
+    if advantage.shape[0]:
+        n_groups, offsets, taken = records.n_groups, records.group_offsets, records.taken
+        sums = torch.empty((3, n_groups), dtype=torch.float64, device=advantage.device)
+        with device_guard(advantage):
+            _squares[(n_groups,)](advantage, returns, taken, offsets, sums, n_groups, TILE=_RECORDS, **_OPTIONS)
+            if step_norm == "batch":
+                sums = torch.cat([sums[:2].sum(1), sums[2:].amax(1)])[:, None].expand_as(sums)
+            _scaled[(n_groups, ceil_div(records.longest_group, _RECORDS))](
+                advantage, None if step_norm == "none" else sums, taken, offsets, out, *sums.stride(), TINY,
+                TILE=_RECORDS, **_OPTIONS,
+            )  # fmt: skip
     return out
 
 
@@ -193,130 +156,91 @@ def _log(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
 
 
-def _factors(square: Tensor, largest: Tensor, count: Tensor, step_norm: str) -> Tensor:
-    """[G] float64 factor of each group's A_S."""
-    if step_norm == "none":
-        return torch.ones_like(square)
-    if step_norm == "batch":
-        square, largest, count = (x.expand_as(square) for x in (square.sum(), largest.amax(), count.sum()))
-    size = (square / count.clamp(min=1)).sqrt()
-    return torch.where((largest > 0) & (size > TINY * largest), 1 / size, 0.0)
+def _padded(values: Tensor) -> Tensor:
+    """[M + 1] float64, the last for records of blocks that are none."""
+    return torch.nn.functional.pad(values.to(torch.float64), (0, 1))
 
 
-def _means_of(records: Records, returns: Tensor) -> Tensor:
-    """[G] float64 μ_p of the records taken; exact if all values are equal."""
-    mean, taken = torch.empty(records.n_groups, dtype=torch.float64, device=returns.device), records.taken
-    with device_guard(returns):
-        _means[(records.n_groups,)](
-            returns, records.group_offsets, taken, mean, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS
-        )
-    return mean
+def _joined(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-def _compact(records: Records, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The records that take part, one after the other.
-
-    usable    [M] bool
-    record    [M] int64 which they are; −1 after the last
-    offsets   [G+1] int64 of the groups among them
-    """
-    m, device = records.n_records, records.device
-    usable = ~rows[:, 0].isnan()
-    place = torch.zeros(m + 1, dtype=torch.int64, device=device)
-    place[1:] = usable.cumsum(0)
-    record = torch.full((m + 1,), -1, dtype=torch.int64, device=device)
-    record.scatter_(0, torch.where(usable, place[:-1], m), torch.arange(m, device=device))
-    return usable, record[:-1], place[records.group_offsets]
-
-
-def _blocks(records: Records, offsets: Tensor, kernel: Kernel) -> tuple[Tensor, int]:
-    """[G * runs + 1] int64 where blocks begin, and the longest: a group is one, a long one ⌈n / BLOCK⌉."""
-    limit = kernel.longest
-    if records.longest_group <= limit:
-        return offsets, records.longest_group
-    n = offsets.diff()[:, None]
-    cuts = torch.where(n <= limit, 1, (n + BLOCK - 1) // BLOCK)
-    k = torch.arange(ceil_div(records.longest_group, BLOCK), device=offsets.device)
-    return torch.cat([(offsets[:-1, None] + torch.minimum(k, cuts) * n // cuts).flatten(), offsets[-1:]]), limit
+def _spaced(index: Tensor) -> Tensor:
+    """[LANDMARKS] records of a group, evenly spaced in processing order, or −1.  index: [n] its records, and −1."""
+    n, k = (index >= 0).sum(), torch.arange(LANDMARKS, device=index.device)
+    some = n.clamp(1, LANDMARKS)
+    first = (index < 0).to(torch.uint8).argsort(stable=True)
+    return torch.where(k < n, index[first[k.clamp(max=some - 1) * n // some]], -1)
 
 
 @dataclass(frozen=True)
 class _Kernel:
     """The records and their kernel.  Lists of records hold −1 where there is none."""
 
+    records: Records
     rows: Tensor  # [M, D] float32, centred
-    inside: Tensor | None  # [M, D] float32 minus the group's mean, for the kernel inside groups; None: there is none
-    time: Tensor  # [M] int64
-    y: Tensor  # [M] float64
     kernel: Kernel
-    trajectory: Tensor | None = None  # [M] int64, where luck counts
+    inside: Tensor | None  # [M, D] float32 minus the group's mean, for the kernel inside groups; None: there is none
     key: Tensor | None = None  # [M] int64 actions: K is 0 between records of different ones; None: it is not
+    parsed: Tensor | None = None  # [M] bool: an action that was not recognized is like no other
 
-    def to_landmarks(self, record: Tensor, landmarks: Tensor) -> Tensor:
-        """[M + 1, L] float64 U = K_im L⁻ᵀ of records and landmarks, with L Lᵀ = K_mm + 10⁻³ I; else 0."""
-        m, here = self.rows.shape[0], replace(self, inside=None, kernel=replace(self.kernel, same=0.0))
-        added = (1.0 + (JITTER - 1.0) * (landmarks >= 0).double()).diag()
-        factor = torch.linalg.cholesky_ex(here.covariance(landmarks[None], landmarks[None])[0] + added).L
-        across = here.covariance(record[None], landmarks[None])[0]
-        out = torch.zeros(m + 1, landmarks.shape[0], dtype=torch.float64, device=self.rows.device)
-        out[torch.where(record >= 0, record, m)] = torch.linalg.solve_triangular(factor, across.T, upper=False).T
-        return out
+    def blocks(self) -> Tensor:
+        """[B, side] usable records of each block: a group is one, a long one ⌈n / BLOCK⌉."""
+        records, longest = self.records, self.kernel.longest
+        runs = 1 if records.longest_group <= longest else ceil_div(records.longest_group, BLOCK)
+        side = ceil_div(min(records.longest_group, longest), _SIDE) * _SIDE
+        index = torch.full((records.n_groups * runs, side), -1, dtype=torch.int64, device=records.device)
+        sizes = (self.rows.shape[1], side, runs, longest)
+        with device_guard(index):
+            _blocks[(records.n_groups,)](self.rows, records.group_offsets, index, *sizes, BLOCK, _RECORDS, **_OPTIONS)
+        return index
 
-    def gain(self, record: Tensor, blocks: Tensor, longest: int, across: Tensor | None = None) -> Tensor:
-        """[M] float64 C (C + N)⁻¹ y of the records of the blocks, runs of the list `record`; 0 elsewhere.
+    def noise_of(self, index: Tensor, y: Tensor, landmarks: Tensor | None = None) -> Tensor:
+        """[B, side] float64 N (C + N)⁻¹ y of all blocks: y minus its posterior mean.
 
-        across   U of `to_landmarks`: C = U Uᵀ + D with a block-diagonal D; None: C = D
+        landmarks   C = U Uᵀ + D, U = K_im L⁻ᵀ, L Lᵀ = K_mm + 10⁻³ I, with a block-diagonal D; None: C = D
         """
-        m, n_blocks, device = self.rows.shape[0], blocks.shape[0] - 1, blocks.device
-        wide = 0 if across is None else across.shape[1]
-        side = ceil_div(longest, _SIDE) * _SIDE
-        inner = torch.zeros(wide, wide + 1, dtype=torch.float64, device=device)
-        y = torch.nn.functional.pad(self.y, (0, 1))
-        solved = torch.nn.functional.pad(y[:, None], (wide, 0))  # N (D + N)⁻¹ [U, y]; [0, y] of others
-        at_once = min(n_blocks, max(1, ROOM // (side * max(side, wide))))
-        for first in range(0, n_blocks, at_once):
-            offsets = blocks[first : first + at_once + 1]
-            place = offsets[:-1, None] + torch.arange(side, device=device)
-            index = torch.where(place < offsets[1:, None], record[place.clamp(max=m - 1)], -1)
-            at = torch.where(index >= 0, index, m)
-            noise = self.noise(index)
-            matrix, right = self.covariance(index, index) + noise, y[at][..., None]
-            if across is not None:
-                u = across[at]
-                matrix, right = torch.baddbmm(matrix, u, u.mT, alpha=-1), torch.cat([u, right], dim=2)
-            found = torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix).L)
-            if across is not None:
-                inner += (u.mT @ found).sum(0)
-            solved[at] = noise @ found
-        rest = solved[:, -1]
-        if across is not None:
-            eye = torch.eye(wide, dtype=torch.float64, device=device)
-            weight = torch.cholesky_solve(inner[:, -1:], torch.linalg.cholesky_ex(inner[:, :-1] + eye).L)
-            rest = rest - (solved[:, :-1] @ weight)[:, 0]
-        return self.y - rest[:-1]
+        found, products = [], []
+        if landmarks is not None:
+            factor = torch.linalg.cholesky_ex(self.covariance(landmarks[None], landmarks[None], JITTER)[0]).L
+        at_once = max(1, ROOM // (index.shape[1] * max(index.shape[1], LANDMARKS)))
+        for some, right in zip(index.split(at_once), y[..., None].split(at_once), strict=True):
+            matrix, noise = self.covariance(some)
+            if landmarks is not None:
+                across, _ = self.covariance(landmarks[None], some.view(1, -1))
+                u = torch.linalg.solve_triangular(factor, across, upper=False).view(-1, *some.shape).permute(1, 2, 0)
+                matrix, right = matrix.baddbmm_(u, u.mT, alpha=-1), torch.cat([u, right], dim=2)
+            x = torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix).L)
+            if landmarks is not None:
+                products.append((u.mT @ x).sum(0))
+            found.append(self.kernel.noise * x if noise is None else noise @ x)
+        solved = _joined(found)
+        if landmarks is not None:
+            inner = sum(products[1:], start=products[0])
+            inner.diagonal().add_(1.0)
+            weight = torch.cholesky_solve(inner[:, -1:], torch.linalg.cholesky_ex(inner[:, :-1]).L)
+            solved = solved[..., -1:] - solved[..., :-1] @ weight
+        return solved[..., 0]
 
-    def noise(self, index: Tensor) -> Tensor:
-        """[blocks, side, side] float64 N = β L Lᵀ + ρ I of each block's records; what is none has N of its own."""
-        noise = (1.0 + (self.kernel.noise - 1.0) * (index >= 0).double()).diag_embed()
-        if self.trajectory is None:
-            return noise
-        time, own = self.time[index], torch.where(index >= 0, self.trajectory[index], -1)
-        steps = (time[:, None] - time[:, :, None]).double()
-        later = (own[:, None] == own[:, :, None]) & (steps >= 0)
-        towards = torch.where(later, float(self.kernel.gamma) ** steps.clamp(min=0.0), 0.0)
-        return torch.baddbmm(noise, towards, towards.mT, alpha=float(self.kernel.luck))
+    def covariance(self, first: Tensor, second: Tensor | None = None, added: float = 0.0) -> tuple[Tensor, Any]:
+        """[B, n, m] float64, 0 where there is no record: C + N of the blocks first [B, n], and N; None: that is ρ I.
 
-    def covariance(self, first: Tensor, second: Tensor) -> Tensor:
-        """[blocks, n, m] float64 C of the records first [blocks, n] and second [blocks, m]; 0 where there is none."""
-        kernel, (n_blocks, n), m = self.kernel, first.shape, second.shape[1]
+        second   [1, m] records: K of first [1, n] and these instead, with `added` on its diagonal
+        """
+        kernel, records, (n_blocks, n), whole = self.kernel, self.records, first.shape, second is None
+        second = first if second is None else second
+        m, luck = second.shape[1], whole and kernel.luck > 0
         out = torch.empty((n_blocks, n, m), dtype=torch.float64, device=self.rows.device)
+        noise = torch.empty_like(out) if luck else None
         with device_guard(out):
             _covariance[(ceil_div(n, _TILE), ceil_div(m, _TILE), n_blocks)](
-                self.rows, self.inside, self.time, self.key, first, second, out, n, m, self.rows.shape[1],
-                1.0 / kernel.width, 1.0 / (kernel.horizon or math.inf), float(kernel.same), float(kernel.inside),
-                HAS_INSIDE=self.inside is not None, HAS_KEY=self.key is not None, TILE=_TILE, **_OPTIONS,
+                self.rows, self.inside if whole else None, records.time, records.trajectory_of_record if luck else None,
+                self.key, self.parsed, first, second, out, noise, n, m, self.rows.shape[1], 1.0 / kernel.width,
+                1.0 / (kernel.horizon or math.inf), float(kernel.same) if whole else 0.0, float(kernel.inside),
+                float(kernel.noise) if whole else added, float(kernel.luck), _log(kernel.gamma),
+                DIAGONAL=whole or added > 0, TILE=_TILE, **(_WIDE_OPTIONS if luck else _OPTIONS),
             )  # fmt: skip
-        return out
+        return out, noise
 
 
 @triton.jit
@@ -326,124 +250,119 @@ def _group(group_offsets, g):
 
 
 @triton.jit
-def _live(taken, at, end, HAS_TAKEN: tl.constexpr):
+def _live(taken, at, end):
     live = at < end
-    if HAS_TAKEN:
+    if taken is not None:
         live = live & (tl.load(taken + at, mask=live, other=0) != 0)
     return live
 
 
 @triton.jit
-def _means(
+def _cluster_values(
     returns,  # [M] float32
+    labels,  # [M] int64, or None: the group's mean
     group_offsets,  # [G+1] int64
-    taken,  # [M] bool
-    mean,  # [G] float64, written
-    HAS_TAKEN: tl.constexpr,
+    taken,  # [M] bool, or None
+    value,  # [M] float64, written
+    shrinkage: tl.float64,
     TILE: tl.constexpr,
 ):
     g = tl.program_id(0).to(tl.int64)
     begin, end = _group(group_offsets, g)
     total = tl.zeros((TILE,), tl.float64)
-    count = tl.zeros((TILE,), tl.int32)
+    size = tl.zeros((TILE,), tl.float64)
     low = tl.full((TILE,), float("inf"), tl.float32)
     high = tl.full((TILE,), float("-inf"), tl.float32)
     for start in range(begin, end, TILE):
         at = start + tl.arange(0, TILE)
-        live = _live(taken, at, end, HAS_TAKEN)
+        live = _live(taken, at, end)
         r = tl.load(returns + at, mask=live, other=0.0)
         total += r.to(tl.float64)
-        count += live.to(tl.int32)
+        size += live.to(tl.float64)
         low = tl.where(live, tl.minimum(low, r), low)
         high = tl.where(live, tl.maximum(high, r), high)
-    least, most, n = tl.min(low, axis=0), tl.max(high, axis=0), tl.sum(count, axis=0)
-    found = tl.sum(total, axis=0) / tl.maximum(n, 1).to(tl.float64)
-    found = tl.where(least == most, least.to(tl.float64), found)
-    tl.store(mean + g, tl.where(n > 0, found, 0.0))
-
-
-@triton.jit
-def _cluster_values(
-    returns,  # [M] float32
-    labels,  # [M] int64
-    group_offsets,  # [G+1] int64
-    taken,  # [M] bool
-    mean,  # [G] float64
-    value,  # [M] float64, written
-    shrinkage: tl.float64,
-    HAS_LABELS: tl.constexpr,
-    HAS_TAKEN: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    g = tl.program_id(0).to(tl.int64)
-    begin, end = _group(group_offsets, g)
+    least, most = tl.min(low, axis=0), tl.max(high, axis=0)
+    mean = tl.sum(total, axis=0) / tl.maximum(tl.sum(size, axis=0), 1.0)
+    mean = tl.where(least == most, least.to(tl.float64), mean)  # exactly
     i = begin + tl.program_id(1) * TILE + tl.arange(0, TILE)
-    live = _live(taken, i, end, HAS_TAKEN)
-    centre = tl.load(mean + g)
-    found = tl.zeros((TILE,), tl.float64) + centre
-    if HAS_LABELS:
+    live = _live(taken, i, end)
+    found = tl.zeros((TILE,), tl.float64) + mean
+    if labels is not None:
         own = tl.load(labels + i, mask=live, other=-1)
         total = tl.zeros((TILE,), tl.float64)
         size = tl.zeros((TILE,), tl.float64)
         for start in range(begin, end, 16):
             j = start + tl.arange(0, 16)
-            other = _live(taken, j, end, HAS_TAKEN)
+            other = _live(taken, j, end)
             same = (own[:, None] == tl.load(labels + j, mask=other, other=-2)[None, :]) & other[None, :]
-            difference = tl.load(returns + j, mask=other, other=0.0).to(tl.float64) - centre
+            difference = tl.load(returns + j, mask=other, other=0.0).to(tl.float64) - mean
             total += tl.sum(tl.where(same, difference[None, :], 0.0), axis=1)
             size += tl.sum(same.to(tl.float64), axis=1)
         found += tl.where(live, total / tl.where(live, size + shrinkage, 1.0), 0.0)
-    tl.store(value + i, found, mask=live)
+    tl.store(value + i, tl.where(live, found, 0.0), mask=i < end)
 
 
 @triton.jit
 def _unit_rows(
     x,  # [N, D]
     order,  # [M] int64
-    scale,  # [M] float32
-    kind,  # [M] uint8
+    usable,  # [M] bool, or None
+    taken,  # [M] bool, or None
     out,  # [M, width] float32, written: NaN for a row that is not usable
+    keys,  # [M] int64, written: schema.state_keys; or None
     dim,
     width,
     row_stride,
     column_stride,
     FOLDS: tl.constexpr,
-    USABLE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
-    factor = tl.load(scale + i).to(tl.float64)
     here = x + tl.load(order + i) * row_stride
-    total = tl.zeros((COLUMNS,), tl.float64)
+    square = tl.zeros((COLUMNS,), tl.float64)  # neither overflows nor underflows
+    key = tl.zeros((COLUMNS,), tl.int32)
     for start in range(0, dim, COLUMNS):
-        e = start + tl.arange(0, COLUMNS)
-        value = tl.load(here + e.to(tl.int64) * column_stride, mask=e < dim, other=0.0).to(tl.float64) * factor
-        total += value * value
-    reciprocal = factor / tl.sqrt(tl.sum(total, axis=0))
-    usable = tl.load(kind + i) == USABLE
+        e = (start + tl.arange(0, COLUMNS)).to(tl.int64)
+        value = tl.load(here + e * column_stride, mask=e < dim, other=0.0)
+        square += value.to(tl.float64) * value.to(tl.float64)
+        if keys is not None:
+            bits = value.to(tl.int32 if value.dtype == tl.float32 else tl.int16, bitcast=True).to(tl.int32)
+            weight = (((e + 1) * 0x1E3779B97F4A7C15) >> 24).to(tl.int32) | 1
+            key += tl.where(value.to(tl.float64) == 0.0, 0, bits * weight)
+    length = tl.sqrt(tl.sum(square, axis=0))
+    fits = (length > 0.0) & (length < float("inf"))
+    if keys is not None:
+        tl.store(keys + i, (tl.sum(key, axis=0) & 0x7FFFFFFF).to(tl.int64))
+    if usable is not None:
+        fits = fits & (tl.load(usable + i) != 0)
+    if taken is not None:
+        fits = fits & (tl.load(taken + i) != 0)
     for begin in range(0, width, COLUMNS):
         j = begin + tl.arange(0, COLUMNS)
         total = tl.zeros((COLUMNS,), tl.float64)
         for start in range(0, dim, width):
-            e = start + j
-            mask = (e < dim) & (j < width)
-            value = tl.load(here + e.to(tl.int64) * column_stride, mask=mask, other=0.0).to(tl.float64)
+            e = (start + j).to(tl.int64)
+            value = tl.load(here + e * column_stride, mask=(e < dim) & (j < width), other=0.0).to(tl.float64)
             if FOLDS:  # schema.signs
-                mixed = (e.to(tl.int64) * 0x9E3779B1) & 0xFFFFFFFF
+                mixed = (e * 0x9E3779B1) & 0xFFFFFFFF
                 mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
                 value = tl.where((mixed >> 31) != 0, -value, value)
             total += value
-        row = tl.where(usable, total * reciprocal, float("nan"))
+        row = tl.where(fits, total / tl.where(fits, length, 1.0), float("nan"))
         tl.store(out + i * width + j, row.to(tl.float32), mask=j < width)
 
 
 @triton.jit
 def _jacobi(
-    a,  # [SIDE, SIDE] float64, symmetric and positive semidefinite; written: eigenvalue times eigenvector, row by row
+    a,  # [SIDE, SIDE] float64, symmetric and positive semidefinite; overwritten
+    basis,  # [directions, SIDE] float64: rows k < SIDE written, eigenvector k times λ_k^−¾ λ_1^¼; 0 beyond `smallest`
+    directions,
+    smallest: tl.float64,
     SIDE: tl.constexpr,
     SWEEPS: tl.constexpr,
 ):
-    """Rotations of disjoint pairs of rows, until all are orthogonal; SIDE − 1 rounds meet every pair once."""
+    """Rotations of disjoint pairs of rows, until all are orthogonal: row i is then eigenvalue times eigenvector.
+    SIDE − 1 rounds meet every pair once."""
     PAIRS: tl.constexpr = min(SIDE // 2, 8)  # at a time: no register spills
     column = tl.arange(0, SIDE)[None, :]
     left = SWEEPS
@@ -469,14 +388,31 @@ def _jacobi(
                 turned += tl.sum(turns.to(tl.int32), axis=0)
             tl.debug_barrier()
         left = tl.where(turned > 0, left - 1, 0)
+    i = tl.arange(0, SIDE)
+    square = tl.zeros((SIDE,), tl.float64)
+    for c in range(0, SIDE):
+        entry = tl.load(a + i * SIDE + c)
+        square += entry * entry
+    value = tl.sqrt(square)
+    largest = tl.max(value, axis=0)
+    place = tl.zeros((SIDE,), tl.int32)
+    for c in range(0, SIDE):
+        other = tl.sum(tl.where(i == c, value, 0.0), axis=0)
+        place += ((other > value) | ((other == value) & (c < i))).to(tl.int32)
+    kept = (value > smallest * largest) & (place < directions)
+    scale = tl.exp(0.25 * tl.log(largest) - 1.75 * tl.log(tl.where(kept, value, 1.0)))
+    for c in range(0, SIDE):
+        tl.store(basis + place * SIDE + c, tl.load(a + i * SIDE + c) * scale, mask=kept)
 
 
 @triton.jit
-def _sums(
+def _centre(
     rows,  # [M, D] float32
     group_offsets,  # [G+1] int64
-    sums,  # [G, D + 1] float64, written: of the rows that are not NaN; the last: how many they are
+    sums,  # [G, D + 1] float64: of the rows that are not NaN; the last: how many they are
+    out,  # [M, D] float32, written: rows minus the mean; None: the sums are written
     dim,
+    stride,  # of the sums: 0 for those of the batch
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -485,14 +421,55 @@ def _sums(
     e = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float64)
     count = tl.zeros((ROWS, COLUMNS), tl.float64)
+    if out is not None:
+        mean = tl.load(sums + g * stride + e, mask=e < dim, other=0.0)
+        mean /= tl.maximum(tl.load(sums + g * stride + dim), 1.0)
     for start in range(begin, end, ROWS):
         i = start + tl.arange(0, ROWS)
-        row = tl.load(rows + i[:, None] * dim + e[None, :], mask=(i < end)[:, None] & (e < dim)[None, :], other=0.0)
-        there = (row == row) & (i < end)[:, None]
-        total += tl.where(there, row.to(tl.float64), 0.0)
-        count += there.to(tl.float64)
-    tl.store(sums + g * (dim + 1) + e, tl.sum(total, axis=0), mask=e < dim)
-    tl.store(sums + g * (dim + 1) + dim + e, tl.sum(count, axis=0), mask=e == 0)
+        at, mask = i[:, None] * dim + e[None, :], (i < end)[:, None] & (e < dim)[None, :]
+        row = tl.load(rows + at, mask=mask, other=float("nan")).to(tl.float64)
+        if out is not None:
+            tl.store(out + at, (row - mean[None, :]).to(tl.float32), mask=mask)
+        else:
+            total += tl.where(row == row, row, 0.0)
+            count += (row == row).to(tl.float64)
+    if out is None:
+        tl.store(sums + g * stride + e, tl.sum(total, axis=0), mask=e < dim)
+        tl.store(sums + g * stride + dim + e, tl.sum(count, axis=0), mask=e == 0)
+
+
+@triton.jit
+def _blocks(
+    rows,  # [M, D] float32, NaN for a record that is not usable
+    group_offsets,  # [G+1] int64
+    index,  # [G, runs, side] int64, written where there is one: the usable records of each block
+    dim,
+    side,
+    runs,
+    longest,  # usable records of a group that is one block
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    g = tl.program_id(0).to(tl.int64)
+    begin, end = _group(group_offsets, g)
+    n = begin * 0
+    for start in range(begin, end, TILE):
+        n += tl.sum(_usable(rows, start + tl.arange(0, TILE), end, dim), axis=0)
+    cuts = tl.where(n <= longest, 1, (n + BLOCK - 1) // BLOCK)
+    before = begin * 0
+    for start in range(begin, end, TILE):
+        i = start + tl.arange(0, TILE)
+        usable = _usable(rows, i, end, dim)
+        place = before + tl.cumsum(usable, axis=0) - 1
+        run = tl.maximum((place + 1) * cuts - 1, 0) // tl.maximum(n, 1)
+        tl.store(index + (g * runs + run) * side + place - run * n // cuts, i, mask=usable > 0)
+        before += tl.sum(usable, axis=0)
+
+
+@triton.jit
+def _usable(rows, i, end, dim):
+    first = tl.load(rows + i * dim, mask=i < end, other=float("nan"))
+    return (first == first).to(tl.int64)
 
 
 @triton.jit
@@ -522,10 +499,13 @@ def _covariance(
     rows,  # [M, D] float32
     inside,  # [M, D] float32 minus their group's mean, or None
     time,  # [M] int64
-    key,  # [M] int64
+    trajectory,  # [M] int64, or None: no luck
+    key,  # [M] int64, or None
+    parsed,  # [M] bool, or None
     first,  # [blocks, n] int64 records, or −1
     second,  # [blocks, m] int64 likewise
-    out,  # [blocks, n, m] float64, written: C, exactly 1 on the diagonal of K; 0 for what is no record
+    out,  # [blocks, n, m] float64, written: exactly 1 on the diagonal of K; 0 for what is no record
+    noise,  # [blocks, n, n] float64, written where trajectories are given: N
     n,
     m,
     dim,
@@ -533,8 +513,10 @@ def _covariance(
     inverse: tl.float64,  # 1/θ, or 0
     same: tl.float64,
     weight: tl.float64,  # of the kernel inside groups
-    HAS_INSIDE: tl.constexpr,
-    HAS_KEY: tl.constexpr,
+    added: tl.float64,  # to the diagonal
+    luck: tl.float64,
+    log_gamma: tl.float64,
+    DIAGONAL: tl.constexpr,  # first is second, and 1 on the diagonal of what is no record
     TILE: tl.constexpr,
 ):
     block = tl.program_id(2).to(tl.int64)
@@ -543,6 +525,20 @@ def _covariance(
     at_i = tl.load(first + block * n + i, mask=i < n, other=-1)
     at_j = tl.load(second + block * m + j, mask=j < m, other=-1)
     live_i, live_j = at_i >= 0, at_j >= 0
+    at = (block * n + i)[:, None] * m + j[None, :]
+    mask = (i < n)[:, None] & (j < m)[None, :]
+    diagonal = tl.zeros((TILE, TILE), tl.float64)
+    if DIAGONAL:
+        diagonal = tl.where(i[:, None] == j[None, :], tl.where(live_i, added, 1.0)[:, None], diagonal)
+    if trajectory is not None:
+        own = tl.load(trajectory + at_i, mask=live_i, other=-1)
+        if tl.max((own[:, None] == tl.load(trajectory + at_j, mask=live_j, other=-2)[None, :]).to(tl.int32)) > 0:
+            for start in range(0, n, TILE):
+                k = tl.load(first + block * n + start + tl.arange(0, TILE))
+                ahead_i = _towards(time, trajectory, at_i, k, log_gamma)
+                ahead_j = _towards(time, trajectory, at_j, k, log_gamma)
+                diagonal += luck * tl.dot(ahead_i, tl.trans(ahead_j), input_precision="ieee")
+        tl.store(noise + at, diagonal, mask=mask)
     now = tl.load(time + at_i, mask=live_i, other=0)
     then = tl.load(time + at_j, mask=live_j, other=0)
     steps = (now[:, None] - then[None, :]).to(tl.float64) * inverse
@@ -550,35 +546,45 @@ def _covariance(
     itself = at_i[:, None] == at_j[None, :]
     cosine = tl.where(itself, 1.0, _cosine(rows, at_i, at_j, dim, TILE))
     found = tl.exp(cosine * rate - closeness) + same
-    if HAS_INSIDE:
+    if inside is not None:
         cosine = tl.where(itself, 1.0, _cosine(inside, at_i, at_j, dim, TILE))
         found += weight * tl.exp(cosine * rate - closeness)
-    if HAS_KEY:
-        action_i = tl.load(key + at_i, mask=live_i, other=0)
-        action_j = tl.load(key + at_j, mask=live_j, other=0)
-        found = tl.where(action_i[:, None] == action_j[None, :], found, 0.0)
-    at = (block * n + i)[:, None] * m + j[None, :]
-    live = live_i[:, None] & live_j[None, :]
-    tl.store(out + at, tl.where(live, found, 0.0), mask=(i < n)[:, None] & (j < m)[None, :])
+    if key is not None:
+        equal = tl.load(key + at_i, mask=live_i, other=0)[:, None] == tl.load(key + at_j, mask=live_j, other=0)[None, :]
+        if parsed is not None:
+            equal &= (tl.load(parsed + at_i, mask=live_i, other=0) != 0)[:, None]
+            equal &= (tl.load(parsed + at_j, mask=live_j, other=0) != 0)[None, :]
+        found = tl.where(equal | itself, found, 0.0)
+    found = tl.where(live_i[:, None] & live_j[None, :], found, 0.0)
+    if trajectory is not None:
+        diagonal = tl.load(noise + at, mask=mask, other=0.0)  # read again: it would take too many registers until here
+    tl.store(out + at, found + diagonal, mask=mask)
+
+
+@triton.jit
+def _towards(time, trajectory, i, k, log_gamma):
+    """γ^(t_k − t_i) from a record i to itself and the later ones k of its trajectory, else 0."""
+    steps = tl.load(time + k, mask=k >= 0, other=0)[None, :] - tl.load(time + i, mask=i >= 0, other=0)[:, None]
+    own = tl.load(trajectory + i, mask=i >= 0, other=-1)[:, None]
+    later = (own == tl.load(trajectory + k, mask=k >= 0, other=-2)[None, :]) & (steps >= 0)
+    power = tl.where(steps == 0, 1.0, tl.exp(steps.to(tl.float64) * log_gamma))
+    return tl.where(later, power, 0.0)
 
 
 @triton.jit(do_not_specialize=["n_trajectories"])
 def _recursion(
     rewards,  # [M] float64
     value,  # [M] float64
-    step,  # [M] int64
-    truncated,  # [M] bool
-    taken,  # [M] bool
+    step,  # [M] int64, or None
+    truncated,  # [M] bool, or None
+    taken,  # [M] bool, or None
     trajectory_offsets,  # [T+1] int64
-    out,  # [M] float64
+    out,  # [M] float64, written
     gamma: tl.float64,
     log_gamma: tl.float64,
     decay: tl.float64,  # γλ
     log_decay: tl.float64,
     n_trajectories,
-    HAS_STEP: tl.constexpr,
-    HAS_CUT: tl.constexpr,
-    HAS_TAKEN: tl.constexpr,
     LANES: tl.constexpr,
 ):
     t = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
@@ -586,80 +592,65 @@ def _recursion(
     end = tl.load(trajectory_offsets + t + 1, mask=t < n_trajectories, other=0)
     longest = tl.max(end - begin, axis=0)
     whole = end > begin
-    if HAS_TAKEN:
+    if taken is not None:
         whole = whole & (tl.load(taken + begin, mask=whole, other=0) != 0)  # a trajectory is taken as a whole
+    later = _number(step, end - 1, whole)
     nothing = tl.zeros((LANES,), tl.float64)
     next_value = nothing
     next_advantage = nothing
-    if HAS_CUT:
+    if truncated is not None:
         # The value after the last step: if it was cut off, the mean of its own values.
         total = nothing
         count = nothing
         cut = tl.zeros((LANES,), tl.int32)
-        last = tl.zeros((LANES,), tl.int64)
-        if HAS_STEP:
-            last = tl.load(step + end - 1, mask=whole, other=0)
         for k in range(0, longest):
             at = end - 1 - k
             own = whole & (at >= begin)
-            if HAS_STEP:
-                own = own & (tl.load(step + at, mask=own, other=-1) == last)
-            else:
-                own = own & (k == 0)
+            own = own & (_number(step, at, own) == later)
             total += tl.load(value + at, mask=own, other=0.0)
             count += own.to(tl.float64)
             cut = cut | tl.load(truncated + at, mask=own, other=0).to(tl.int32)
         next_value = tl.where(cut != 0, total / tl.maximum(count, 1.0), 0.0)
     discount = nothing + gamma
     shrunk = nothing + decay
-    values = nothing  # sums over the records of the current step
+    values = nothing  # sums over the records of the step `later`
     advantages = nothing
     count = nothing
-    later = tl.zeros((LANES,), tl.int64)  # its number
     for k in range(0, longest):
         at = end - 1 - k
         live = whole & (at >= begin)
-        r = tl.load(rewards + at, mask=live, other=0.0)
+        now = _number(step, at, live)
+        gap = later - now
+        begins = live & (gap != 0)
+        some = tl.maximum(gap, 1).to(tl.float64)
+        discount = tl.where(begins, tl.where(gap == 1, gamma, tl.exp(some * log_gamma)), discount)
+        shrunk = tl.where(begins, tl.where(gap == 1, decay, tl.exp(some * log_decay)), shrunk)
+        several = tl.maximum(count, 1.0)
+        next_value = tl.where(begins, values / several, next_value)
+        next_advantage = tl.where(begins, advantages / several, next_advantage)
         v = tl.load(value + at, mask=live, other=0.0)
-        if k > 0:
-            begins = live
-            if HAS_STEP:
-                now = tl.load(step + at, mask=live, other=0)
-                gap = later - now
-                begins = live & (gap != 0)
-                some = tl.maximum(gap, 1).to(tl.float64)
-                discount = tl.where(begins, tl.where(gap == 1, gamma, tl.exp(some * log_gamma)), discount)
-                shrunk = tl.where(begins, tl.where(gap == 1, decay, tl.exp(some * log_decay)), shrunk)
-                later = now
-            several = tl.maximum(count, 1.0)
-            next_value = tl.where(begins, values / several, next_value)
-            next_advantage = tl.where(begins, advantages / several, next_advantage)
-            values = tl.where(begins, 0.0, values)
-            advantages = tl.where(begins, 0.0, advantages)
-            count = tl.where(begins, 0.0, count)
-        else:
-            if HAS_STEP:
-                later = tl.load(step + at, mask=live, other=0)
-        a = r + discount * next_value - v + shrunk * next_advantage
-        values += v
-        advantages += a
-        count += 1.0
-        tl.store(out + at, a, mask=live)
-    if HAS_TAKEN:
-        for k in range(0, longest):
-            tl.store(out + end - 1 - k, nothing, mask=(whole == 0) & (end - 1 - k >= begin))
+        a = tl.load(rewards + at, mask=live, other=0.0) + discount * next_value - v + shrunk * next_advantage
+        values = tl.where(begins, 0.0, values) + v
+        advantages = tl.where(begins, 0.0, advantages) + a
+        count = tl.where(begins, 0.0, count) + 1.0
+        later = now
+        tl.store(out + at, a, mask=at >= begin)
+
+
+@triton.jit
+def _number(step, at, mask):
+    """A record's step; where none is given, its place."""
+    return at if step is None else tl.load(step + at, mask=mask, other=0)
 
 
 @triton.jit
 def _squares(
     advantage,  # [M] float64
     returns,  # [M] float32
-    taken,  # [M] bool
+    taken,  # [M] bool, or None
     group_offsets,  # [G+1] int64
-    square,  # [G] float64, written: Σ A²
-    largest,  # [G] float64, written: max |R|
-    count,  # [G] float64, written
-    HAS_TAKEN: tl.constexpr,
+    sums,  # [3, G] float64, written: Σ A², how many records, max |R|
+    n_groups,
     TILE: tl.constexpr,
 ):
     g = tl.program_id(0).to(tl.int64)
@@ -669,30 +660,37 @@ def _squares(
     most = tl.zeros((TILE,), tl.float32)
     for start in range(begin, end, TILE):
         at = start + tl.arange(0, TILE)
-        live = _live(taken, at, end, HAS_TAKEN)
+        live = _live(taken, at, end)
         a = tl.load(advantage + at, mask=live, other=0.0)
         total += a * a
         n += live.to(tl.float64)
         most = tl.maximum(most, tl.abs(tl.load(returns + at, mask=live, other=0.0)))
-    tl.store(square + g, tl.sum(total, axis=0))
-    tl.store(largest + g, tl.max(most, axis=0).to(tl.float64))
-    tl.store(count + g, tl.sum(n, axis=0))
+    tl.store(sums + g, tl.sum(total, axis=0))
+    tl.store(sums + n_groups + g, tl.sum(n, axis=0))
+    tl.store(sums + 2 * n_groups + g, tl.max(most, axis=0).to(tl.float64))
 
 
 @triton.jit
-def _scale(
+def _scaled(
     advantage,  # [M] float64
-    factor,  # [G] float64
-    taken,  # [M] bool
+    sums,  # [3, G] of _squares: each group's, or by stride 0 the batch's; None: A is not divided
+    taken,  # [M] bool, or None
     group_offsets,  # [G+1] int64
     out,  # [M] float32, written
-    HAS_TAKEN: tl.constexpr,
+    row_stride,
+    stride,
+    tiny: tl.float64,
     TILE: tl.constexpr,
 ):
     g = tl.program_id(0).to(tl.int64)
     begin, end = _group(group_offsets, g)
     at = begin + tl.program_id(1) * TILE + tl.arange(0, TILE)
-    live = _live(taken, at, end, HAS_TAKEN)
-    found = tl.load(advantage + at, mask=live, other=0.0) * tl.load(factor + g)
+    found = tl.load(advantage + at, mask=_live(taken, at, end), other=0.0)
+    if sums is not None:
+        of = sums + g * stride
+        size = tl.sqrt(tl.load(of) / tl.maximum(tl.load(of + row_stride), 1.0))
+        largest = tl.load(of + 2 * row_stride)
+        counts = (largest > 0.0) & (size > tiny * largest)
+        found *= tl.where(counts, 1.0 / tl.where(counts, size, 1.0), 0.0)
     found = tl.minimum(tl.maximum(found, -_FLOAT32_MAX), _FLOAT32_MAX)
-    tl.store(out + at, found.to(tl.float32), mask=live)
+    tl.store(out + at, found.to(tl.float32), mask=at < end)
