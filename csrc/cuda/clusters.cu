@@ -36,10 +36,11 @@ constexpr float kAbsent = -2.0f;  // S of a cluster that is not there: below eve
 // Where a cluster stands in such a row: of the first kFew, lane l of a warp has 4 (31 − l) and the three after it, one
 // in each 32 values.  So a lane's four are read without conflicts, and the highest bit of a ballot is the oldest.
 BIPACE_DEVICE int place_of(int cluster, bool few) {
-  return few && cluster < kFew ? cluster % 4 * gpu::kWarp + gpu::kWarp - 1 - cluster / 4 : cluster;
+  const uint32_t k = cluster;  // by unsigned numbers the compiler needs fewer instructions
+  return few && cluster < kFew ? k % 4 * gpu::kWarp + gpu::kWarp - 1 - k / 4 : cluster;
 }
 // The cluster of a place below kFew.
-BIPACE_DEVICE int cluster_at(int place) { return (gpu::kWarp - 1 - place % gpu::kWarp) * 4 + place / gpu::kWarp; }
+BIPACE_DEVICE int cluster_at(uint32_t place) { return (gpu::kWarp - 1 - place % gpu::kWarp) * 4 + place / gpu::kWarp; }
 
 // An int32 that compares as the float32 does: a maximum of integers takes one instruction per warp.
 BIPACE_DEVICE int32_t in_order(float value) {
@@ -450,8 +451,7 @@ BIPACE_DEVICE int join_few(const Panel& panel, const Share* shares, uint32_t sim
     const float s = gpu::load_shared(at);
     gpu::load_shared(b, m, at_share);
     const float before_ahead = gpu::load_shared(at + kRowBytes), before = gpu::load_shared(at_column);
-    lanes =
-        gpu::shuffle(lanes + kRowBytes, l);  // otherwise the compiler adds after the loads below, and waits for them
+    lanes = gpu::shuffle(lanes + kRowBytes, l);  // the compiler would add after the loads below, and wait for them
     // Row t + 1 without that cluster, and then with it.
     const int here = place - l;
 #pragma unroll
