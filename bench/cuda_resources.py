@@ -104,8 +104,7 @@ def as_markdown(rows: Sequence[Kernel], version: str) -> str:
     return report.page(
         "Resources of the CUDA kernels",
         f"Written by `python -m bench cuda_resources`: {version}, no GPU took part. Registers, stack and spills are "
-        "per "
-        "thread, static shared memory per block, in bytes.",
+        "per thread, static shared memory per block, in bytes.",
         f"{len(rows)} compiled kernels, {sum(kernel.spills for kernel in rows)} with spills.",
         report.table(_COLUMNS, map(dataclasses.asdict, rows)),
     )

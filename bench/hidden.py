@@ -72,24 +72,6 @@ TINY = Shape(width=48, intermediate=96, heads=4, blocks=12, vocabulary=211, rows
              recorded_steps=2, recorded_rollouts=3)  # fmt: skip
 
 
-@dataclass
-class Row:
-    """One comparison: milliseconds of ours and theirs, and what else was seen."""
-
-    name: str
-    ours: str
-    theirs: str
-    ours_ms: float
-    theirs_ms: float
-    ours_cpu_ms: float
-    theirs_cpu_ms: float
-    rounds: int
-    difference: float  # largest difference of a unit row
-    note: str
-    wanted: str
-    reached: bool | None
-
-
 def make(shape: Shape) -> Any:
     """The decoder, in eval mode."""
     transformers = importlib.import_module("transformers")
@@ -174,9 +156,9 @@ class Bench:
     def __init__(self, shape: Shape, rollouts: Path, effort: Effort, tick: Callable[[], None]) -> None:
         self.shape, self.rollouts, self.effort, self.tick = shape, rollouts, effort, tick
         self.model = make(shape)
-        self.rows: list[Row] = []
+        self.rows: list[dict[str, Any]] = []
 
-    def run(self) -> list[Row]:
+    def run(self) -> list[dict[str, Any]]:
         self.tap()
         ids, mask, note = self._equal(self.shape.micro_batch)
         note = f"{_memory(*sides(self.model, ids, mask))} with {note}"
@@ -240,12 +222,14 @@ class Bench:
         self, name: str, sides: tuple[str, str], ours: Callable[[], Any], theirs: Callable[[], Any], apart: float,
         judge: Callable[[float], tuple[str, str, bool]],
     ) -> None:  # fmt: skip
-        """Times both sides; `judge` has the note, what was wanted and whether it was reached, of ours / theirs."""
+        """Times both sides; `apart` is the largest difference of a unit row; `judge` has the note, what was wanted and
+        whether it was reached, of ours / theirs."""
         timed = [Side(side, lambda _, call=call: call()) for side, call in zip(sides, (ours, theirs), strict=True)]
         mine, other = compare(timed, self.effort, tick=self.tick).values()
-        times = mine.median, other.median, mine.cpu_median, other.cpu_median
-        judged = judge(mine.median / other.median)
-        self.rows.append(Row(name, *sides, *times, min(mine.rounds, other.rounds), apart, *judged))
+        row = {"name": name, "ours": sides[0], "theirs": sides[1], "ours_ms": mine.median, "theirs_ms": other.median}
+        row |= {"ours_cpu_ms": mine.cpu_median, "theirs_cpu_ms": other.cpu_median}
+        judged = dict(zip(("note", "wanted", "reached"), judge(mine.median / other.median), strict=True))
+        self.rows.append({**row, "rounds": min(mine.rounds, other.rounds), "difference": apart, **judged})
 
 
 def sides(model: Any, ids: Tensor, mask: Tensor) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
@@ -286,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     effort = Effort(rounds=2 if quick else arguments.rounds, seconds=90.0, fewest=3)
     with threads(arguments.threads) as on, Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("calls", total=8 * (effort.rounds + 1))
-        rows = [asdict(row) for row in Bench(shape, arguments.rollouts, effort, lambda: bar.advance(task)).run()]
+        rows = Bench(shape, arguments.rollouts, effort, lambda: bar.advance(task)).run()
     small = " A tiny model: shows that it runs, not how fast; nothing is reached or missed." if quick else ""
     text = page(title, about(on), shape.text() + "." + small, ABOUT, table(_COLUMNS, rows), "On a GPU: not measured.")
     document = {"schema": 1, "machine": on, "shape": asdict(shape), "quick": quick, "rows": rows}

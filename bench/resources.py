@@ -230,9 +230,8 @@ _COLUMNS: report.Columns = {
 def as_markdown(rows: Sequence[Usage], *, version: str) -> str:
     return report.page(
         "Resources of the Triton kernels",
-        f"Written by `python -m bench resources`: Triton {version}, compiled ahead, no GPU took part. Registers, "
-        "stack and "
-        "local memory are per thread, shared memory per program, in bytes. A stack or local memory means spilled "
+        f"Written by `python -m bench resources`: Triton {version}, compiled ahead, no GPU took part. Registers, stack "
+        "and local memory are per thread, shared memory per program, in bytes. A stack or local memory means spilled "
         "registers.",
         f"{len(rows)} compiled configurations, {sum(u.spills for u in rows)} with spills.",
         report.table(_COLUMNS, map(dataclasses.asdict, rows)),

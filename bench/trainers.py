@@ -4,7 +4,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,19 +68,6 @@ class Batch:
 
 
 SIZES = (Batch("tiny"), Batch("ALFWorld, 7B", prompts=16, turns=50, width=3584))
-
-
-@dataclass
-class Row:
-    """One side: milliseconds, of wall clock and of CPU time; `added` compares it with the trainer's own."""
-
-    batch: str
-    side: str
-    median_ms: float
-    cpu_ms: float
-    rounds: int
-    added_ms: float | None = None
-    added_cpu_ms: float | None = None
 
 
 def byte_tokenizer() -> Any:
@@ -156,20 +143,17 @@ def verl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
     return [Side("verl's own", own, prepare), Side("verl with BiPACE", ours, prepare)]
 
 
-def measure(batch: Batch, effort: Effort) -> list[Row]:
-    """Each trainer's own side, then ours."""
+def measure(batch: Batch, effort: Effort) -> list[dict[str, Any]]:
+    """Each trainer's own side, then ours, in milliseconds; `added` compares ours with the trainer's own."""
     tokenizer, rows = byte_tokenizer(), []
     for make, replaced in ((trl_sides, False), (verl_sides, True)):
         sides = make(batch, tokenizer)
         gc.freeze()  # the trainers' own objects are many, and would be gone through before each call
-        found = compare(sides, effort)
-        own, ours = (
-            Row(batch.text(), s.name, found[s.name].median, found[s.name].cpu_median, len(found[s.name].samples))
-            for s in sides
-        )
-        ours.added_ms = ours.median_ms - own.median_ms * replaced
-        ours.added_cpu_ms = ours.cpu_ms - own.cpu_ms * replaced
-        rows += [own, ours]
+        own, ours = compare(sides, effort).values()
+        wall, cpu = ours.median - own.median * replaced, ours.cpu_median - own.cpu_median * replaced
+        for side, t, added in zip(sides, (own, ours), ((None, None), (wall, cpu)), strict=True):
+            row = {"batch": batch.text(), "side": side.name, "median_ms": t.median, "cpu_ms": t.cpu_median}
+            rows.append({**row, "rounds": t.rounds, "added_ms": added[0], "added_cpu_ms": added[1]})
     return rows
 
 
@@ -182,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes, rounds = (SIZES[:1], 2) if arguments.quick else (SIZES, arguments.rounds)
     with threads(1) as on:
         of = {name: importlib.import_module(name).__version__ for name in ("trl", "verl", "transformers")}
-        rows = [asdict(row) for batch in sizes for row in measure(batch, Effort(rounds=rounds, seconds=4.0))]
+        rows = [row for batch in sizes for row in measure(batch, Effort(rounds=rounds, seconds=4.0))]
     columns = {
         "batch": "{batch}", "side": "{side}", "median ms": "{median_ms:.3g}", "CPU ms": "{cpu_ms:.3g}",
         "rounds": "{rounds}", "added ms": shorts("added_ms"), "added CPU ms": shorts("added_cpu_ms"),

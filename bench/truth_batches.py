@@ -63,7 +63,8 @@ class Batch(TruthSet):
         """[N, D] rows, as bk.advantage takes them."""
         if kind.startswith("hidden"):
             return self.hidden[int(kind[6:])]
-        return of_texts(kind, self.window(int(kind[-1])))
+        texts = self.window(int(kind[-1]))
+        return encoded(texts) if kind.startswith("sentence") else bk.ngram_fingerprint(texts).numpy()
 
     def window(self, length: int) -> list[str]:
         """Each record's last `length` observations and the actions between them, the own observation last."""
@@ -78,14 +79,7 @@ class Batch(TruthSet):
 
     def kinds(self) -> list[str]:
         """Fingerprints that this batch has: the first one is its main one."""
-        hidden = [f"hidden{k}" for k in sorted(self.hidden, reverse=True)]
-        return [*hidden, "ngram3", "ngram1", "ngram6"] if hidden else ["ngram3", "ngram1", "ngram6"]
-
-
-def of_texts(kind: str, texts: list[str]) -> NDArray[np.float32]:
-    if kind.startswith("sentence"):
-        return encoded(texts)
-    return bk.ngram_fingerprint(texts).numpy()
+        return [*(f"hidden{k}" for k in sorted(self.hidden, reverse=True)), "ngram3", "ngram1", "ngram6"]
 
 
 def encoder_missing() -> str:
@@ -139,11 +133,15 @@ def _batch(found: TruthSet) -> Batch:
     )
 
 
-def mean_of(keys: Any, x: Floats) -> Floats:
-    """[N] mean of x over the records with the same key, or the same keys [K, N]."""
+def sums_of(keys: Any, x: Floats) -> tuple[Floats, Integers]:
+    """[N] sum of x over the records with the same key, or the same keys [K, N], and how many they are."""
     number = np.unique(np.atleast_2d(keys), axis=1, return_inverse=True)[1].reshape(-1)
-    mean: Floats = (np.bincount(number, x) / np.bincount(number))[number]
-    return mean
+    return np.bincount(number, x)[number], np.bincount(number)[number]
+
+
+def mean_of(keys: Any, x: Floats) -> Floats:
+    total, records = sums_of(keys, x)
+    return total / records
 
 
 def discounted(x: Floats, trajectory: Integers, step: Integers, decay: float) -> Floats:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from .truth_batches import Batch, Floats, batches, mean_of, parts
+from .truth_batches import Batch, Floats, batches, mean_of, parts, sums_of
 from .truth_rows import BIPACE, SIZES, Estimator, estimators_of
 from .truth_sets import read
 
@@ -148,14 +148,9 @@ def ranks(x: Floats) -> Floats:
 
 def others_mean(batch: Batch) -> Floats:
     """[N] mean return of the prompt's other rollouts at the same step, shrunk by three records to all of theirs."""
-
-    def sums(*keys: Any) -> tuple[Floats, Any]:
-        number = np.unique(np.stack(keys), axis=1, return_inverse=True)[1].reshape(-1)
-        return np.bincount(number, batch.returns)[number], np.bincount(number)[number]
-
-    total, records = sums(batch.group)
-    own, length = sums(batch.trajectory)
-    here, of_step = sums(batch.group, batch.step)
+    total, records = sums_of(batch.group, batch.returns)
+    own, length = sums_of(batch.trajectory, batch.returns)
+    here, of_step = sums_of([batch.group, batch.step], batch.returns)
     mean = (total - own) / np.maximum(records - length, 1)
     found: Floats = (here - batch.returns + 3 * mean) / (of_step + 2)
     return found
