@@ -5,8 +5,8 @@ import random
 import sys
 
 import pytest
-import torch
 from cli_runs import fail, run, write
+from tiny_models import make
 from trained_tokenizers import NOUNS, VERBS, byte_level
 
 import bipace_kernels as bk
@@ -33,12 +33,7 @@ def folder(tmp_path_factory):
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|endoftext|>")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(path)
-    torch.manual_seed(0)
-    config = transformers.Qwen2Config(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=len(tokenizer), max_position_embeddings=256,
-    )  # fmt: skip
-    transformers.Qwen2ForCausalLM(config).save_pretrained(path)
+    make(num_hidden_layers=6, vocab_size=len(tokenizer)).save_pretrained(path)
     return path
 
 

@@ -1,5 +1,6 @@
 """What tests of the verl-agent adapter share: the fork where it is on the path, else the stand-in; workers."""
 
+import functools
 import os
 import sys
 import types
@@ -12,12 +13,13 @@ import verl
 from bipace_kernels.integrations.verl_agent.launch import added
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tiny_models import make
 from verl import DataProto
 
 FORK = Path(os.environ["BIPACE_VERL_AGENT"]) if os.environ.get("BIPACE_VERL_AGENT") else None
 REAL = FORK is not None and FORK in Path(verl.__file__).parents  # this process imports the fork's own verl
 WORDS = ("go east", "look", "take the apple", "open drawer 2")
+tiny_model = functools.partial(make, vocab_size=800, num_hidden_layers=4)
 
 
 def pack(values: torch.Tensor, mask: torch.Tensor) -> tuple[Any, ...]:
@@ -124,16 +126,6 @@ def rollout(seed: int, tokenizer: Any, groups: int = 3, size: int = 4, longest: 
     kinds = {**dict.fromkeys(numbers, np.float32), "is_action_valid": bool}
     fields = {k: np.array(v, dtype=kinds.get(k, object)) for k, v in rows.items()}
     return DataProto.from_dict(tensors=tensors, non_tensors=fields)
-
-
-def tiny_model(layers: int = 4) -> Any:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=800, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64,
-        )
-    ).eval()  # fmt: skip
 
 
 class Workers:

@@ -26,8 +26,9 @@ from swift.rewards import ORM, orms
 from swift.rlhf_trainers import GRPOTrainer
 from swift.rollout import Env, envs
 from swift.trainers import TrainerFactory
+from tiny_models import make
 from trained_tokenizers import byte_level
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 import bipace_kernels as bk
 
@@ -105,11 +106,8 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "_log_rollout", keep_samples)
     monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", keep)
     TOKENIZER.save_pretrained(tmp_path / "model")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 9, "num_attention_heads": 4}
     ends = {"pad_token_id": TOKENIZER.pad_token_id, "eos_token_id": TOKENIZER.eos_token_id, "bos_token_id": None}
-    model = Qwen2ForCausalLM(Qwen2Config(**sizes, **ends, num_key_value_heads=2, vocab_size=len(TOKENIZER)))
-    model.save_pretrained(tmp_path / "model")
+    make(**ends, vocab_size=len(TOKENIZER)).save_pretrained(tmp_path / "model")
     rows = "".join(f'{{"messages": [{{"role": "user", "content": "task {i}"}}]}}\n' for i in range(8))
     (tmp_path / "data.jsonl").write_text(rows)
 
