@@ -12,7 +12,7 @@ import torch
 from action_texts import MODES, TABLE, key, spelt, table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from marks import slow
+from marks import slow, slow_case_interpreted
 from ragged import BACKEND, nothing_waits, room, sentinels
 from ragged import stage as stage_of
 
@@ -140,7 +140,7 @@ def test_tags_across_every_seam(device, of):
     assert by_the_kernels(ids, mask, table, device, "action_tag", **how) == want
 
 
-@pytest.mark.parametrize("mode", ["action_tag", slow("text")])
+@pytest.mark.parametrize("mode", ["action_tag", slow_case_interpreted("text")])
 def test_long_tokens_long_bodies_and_blank_stretches(device, mode):
     longer, how = 4, {}
     if BACKEND == "triton":  # so that the long is not too long for the interpreter

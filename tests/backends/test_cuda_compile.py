@@ -11,9 +11,8 @@ from bipace_kernels.backends.cuda import _cupy, _launch
 
 resources, sass = benchmarks.module("cuda_resources"), benchmarks.module("sass")
 
-SAID = """ptxas info    : (C7518) Potential Performance Loss: wgmma.mma_async instructions are serialized \
-due to program \
-dependence on compiler-inserted WG.DP in divergent path in the function 'one'
+SAID = """ptxas info    : (C7518) Potential Performance Loss: wgmma.mma_async instructions are serialized due to \
+program dependence on compiler-inserted WG.DP in divergent path in the function 'one'
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'one' for 'sm_90a'
 ptxas info    : Function properties for one
@@ -131,22 +130,27 @@ float float_of(uint32_t bits): __uint_as_float(bits); int group(): __shfl_sync(k
 
 
 def assembly(source):
-    """Instructions of each asm statement without white space, each operand's expression in its place."""
-    bodies = []
-    for statement in re.findall(r'\basm(?: volatile)?\(((?:[^;"]|"[^"]*")*)\)', source.replace("\\\n", "\n")):
+    """Each asm statement: its instructions without white space, each operand's expression in its place; whether it is
+    volatile and may change memory; how operands are written, = or, where they are read too, +."""
+    for volatile, statement in re.findall(r'\basm( volatile)?\(((?:[^;"]|"[^"]*")*)\)', source.replace("\\\n", "\n")):
         template = re.match(r'(?:\s*"[^"]*"|\s*kind)+', statement)[0]
         text = re.sub(r'["\s]|\\n', "", template)
         operands = re.findall(r'"[=+]?[a-z]"\(((?:[^()]|\([^()]*\))*)\)', statement[len(template) :])
         used = [int(i) for i in re.findall(r"%(\d+)", text)]
         assert not text or set(used) == set(range(len(operands))), statement
-        bodies.append(re.sub(r"%(\d+)", lambda i, of=operands: of[int(i[1])], text).removesuffix(";"))
-    return bodies
+        text = re.sub(r"%(\d+)", lambda i, of=operands: of[int(i[1])], text).removesuffix(";")
+        yield text, bool(volatile), '"memory"' in statement, set(re.findall(r'"([=+])[a-z]"\(', statement))
 
 
 def test_every_body_of_assembly_is_what_the_emulator_stands_in_for():
     source = (_launch.SOURCES / "cuda/intrinsics.h").read_text()
     assert len(re.findall(r"\basm\b", source)) == len(ASSEMBLY)
-    assert assembly(source) == [text.replace(" ", "") for text in ASSEMBLY]
+    found = list(assembly(source))
+    assert [text for text, *_ in found] == [text.replace(" ", "") for text in ASSEMBLY]
+    for text, volatile, memory, written in found:
+        assert volatile != text.startswith(("rsqrt", "rcp", "cvt", "{.reg.b64")), text  # which depend on operands alone
+        assert memory == (volatile and not text.startswith("mma.")), text
+        assert written <= {"+" if "mma" in text or not text else "="}, text
     plain = re.findall(r"BIPACE_DEVICE ([^{;]*?) \{\s*(?:return )?([^{};]*);\s*\}", source)
     assert "; ".join(f"{head}: {body}" for head, body in plain if "asm" not in body) == " ".join(PLAIN.split())
     assert "constexpr int kWarp = 32;\nconstexpr uint32_t kAllLanes = 0xFFFFFFFFu;" in source

@@ -76,11 +76,10 @@ def test_ways_through_a_loop():
 @pytest.fixture(scope="module", params=["nvcc", "NVRTC"])
 def scan(request, tmp_path_factory):
     """The scan's instructions for sm_90a."""
+    if request.param == "nvcc" and NVCC is None:
+        pytest.skip(NO_NVCC)
     cubin = None
-    if request.param == "nvcc":
-        if NVCC is None:
-            pytest.skip(NO_NVCC)
-    else:
+    if request.param == "NVRTC":
         cubin = tmp_path_factory.mktemp("sass") / "nvrtc.cubin"
         cubin.write_bytes(_cupy.compile_source(Nvrtc(), _launch.SOURCES / "cuda/clusters.cu", _cupy.target((9, 0))))
     try:

@@ -45,13 +45,11 @@ def rows(n, dim, count, dtype=torch.bfloat16):
     return mixture(n + dim, n, dim, count, noise=0.5).to(dtype)
 
 
-def labels(x, sizes=None, **limits):
-    sizes = sizes or [len(x)]
-    offsets = torch.tensor([0, *np.cumsum(sizes)])
+def labels(x, **limits):
+    n = len(x)
     batch = Records(
-        x.device, n_records=len(x), n_groups=len(sizes), longest_group=max(sizes), order=torch.arange(len(x)),
-        group_offsets=offsets,
-    )  # fmt: skip
+        x.device, n_records=n, n_groups=1, longest_group=n, order=torch.arange(n), group_offsets=torch.tensor([0, n])
+    )
     return clusters.cluster_sweep(batch, x, [0.05], clusters.Limits(**limits))
 
 

@@ -212,8 +212,7 @@ def test_results_do_not_depend_on_torchs_flags():
         again = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert torch.equal(again.advantage, WANT.advantage)
-    np.testing.assert_array_equal(again.cluster.numpy(), WANT.cluster.numpy())
+    assert torch.equal(again.advantage, WANT.advantage) and torch.equal(again.cluster, WANT.cluster)
 
 
 def test_the_process_ends_while_daemon_threads_compute():
