@@ -37,8 +37,8 @@ def step_shares(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
     peers = "peers with the same action (HGPO: any peers)" if keyed else "peers in the same state"
     parts = [("pace_row_fraction", BLUE, peers)]
     if keyed:
-        parts.append(("leave_one_out_row_fraction", SKY, "peers, none of them with its action"))
-    parts.append(("singleton_row_fraction", VERMILLION, "singleton: no step-level signal"))
+        parts.append(("leave_one_out_row_fraction", SKY, "peers with other actions only"))
+    parts.append(("singleton_row_fraction", VERMILLION, "no peers: no step term"))
     figure, axes = png.figure(8.6, 1.5 + 0.5 * len(partitions), 1, 1)
     axis, y, left = axes[0, 0], np.arange(len(partitions)), np.zeros(len(partitions))
     for name, colour, label in parts:
@@ -133,7 +133,7 @@ def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float
     singles.set_yticks(y, [row.label.replace(", ", "\n") for row in rows])
     singles.set_ylim(len(rows) - 0.5, -0.6)  # the first on top
     singles.set_xlim(0, 1.12)  # room for a number next to a full bar
-    singles.set_xticks(np.arange(0, 1.01, 0.2))
+    r2.locator_params(axis="x", nbins=5)  # more labels would touch each other
     singles.xaxis.set_major_formatter(PercentFormatter(1.0))
     sizes.set_xlim(0, 1.15 * max(band[1], *medians))
     texts = ("singletons (share of clusters)", "median cluster size (records)", "value R² (line: 95 % interval)")

@@ -443,7 +443,7 @@ function stepColumns() {
         return make("td", name, { className: "text", title: name });
       } },
     joined[shown.partition]
-      ? { name: "cluster", title: "records in its cluster", value: (i) => clusterSize(i), cls: "number",
+      ? { name: "cluster", title: "records in its cluster", value: (i) => clusterSize(i),
         draw: (i) => cell(drawMark(i)) }
       : { name: "V̂", title: "value of its state by GAE; no two steps share a cluster", value: valueOf, cls: "number",
         draw: (i) => numeric(valueOf(i)) },
