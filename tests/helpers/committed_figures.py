@@ -89,10 +89,10 @@ def truth(path: Path, committed: Path) -> None:
 def inspector(path: Path, committed: Path) -> None:
     """Chromium's picture of the page: the failed rollout of a group, at its first step."""
     from browsers import chromium
+    from cli_runs import unpack
     from PIL import Image, PngImagePlugin
     from typer.testing import CliRunner
 
-    from bipace_kernels.cli.inspector import unpack
     from bipace_kernels.cli.program.commands import app
 
     data, folder = ROOT / "examples/data/textcraft_scripted.jsonl.gz", path.parent / "report"
