@@ -57,8 +57,7 @@ def test_reads_what_was_written_under_any_names(tmp_path):
     assert read.line == [1, 3]  # blank lines count, and are no records
     assert read.action == ["go", "go"] and read.success == [True, True] and read.valid == [True, True]
     assert read.group.tolist() == [0, 0] and read.trajectory.tolist() == [0, 0]
-    assert read.where(1) == f"{path}, line 3"
-    assert read.sources[0].records == 2
+    assert read.where(1) == f"{path}, line 3" and read.sources[0].records == 2
     assert read.sources[0].sha256 == hashlib.sha256(Path(path).read_bytes()).hexdigest()
     path = write(tmp_path / "b.jsonl", {"q": 1, "r": "x", "s": 4, "o": "hi", "w": 2, "a": "b"})
     columns = rollouts.Columns(task="q", rollout="r", step="s", observation="o", reward="w", action="a")
@@ -204,10 +203,9 @@ def test_a_column_that_a_record_or_file_lacks_is_left_out_or_named(tmp_path):
         assert read.success is None and read.action == ["go", "go"]
     path = write(tmp_path / "d.jsonl", record(), {**without("success"), "step": 1})
     assert "first record has it" in error_of(path, wanted=["success"])
-    path = write(tmp_path / "e.jsonl", record())
     for name in ("valid", "success", "action"):
-        message = error_of(path, columns=rollouts.Columns(**{name: "typo"}), wanted=[name])
-        assert f'{path} has the field "typo" that --{name}-column names' in message
+        message = error_of(one, columns=rollouts.Columns(**{name: "typo"}), wanted=[name])
+        assert f'{one} has the field "typo" that --{name}-column names' in message
 
 
 def test_a_record_that_does_not_say_is_valid(tmp_path):

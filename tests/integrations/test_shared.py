@@ -346,7 +346,6 @@ def test_a_memory_of_other_states(tmp_path):
         lost.load(file)
 
 
-@pytest.mark.filterwarnings("ignore:a batch has 1 prompts", "ignore:here.embedder=auto uses n-grams")
 def test_a_memory_of_hidden_states_takes_no_n_grams(tmp_path):
     """embedder=auto may find other states than the run that saved it, and n-grams can have the width of a model's."""
     one, resumed, file = states_of(embedder="auto"), states_of(embedder="auto"), tmp_path / "bipace.json"
