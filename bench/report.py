@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bipace_kernels.support import files, png
 
@@ -112,9 +112,15 @@ def page(title: str, *paragraphs: str | Sequence[str]) -> str:
     return "\n\n".join([f"# {title}", *(text.strip("\n") for text in texts if text)]) + "\n"
 
 
-def parser(name: str, description: str, *, writes: str, quick: str = "") -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")  # one line, without the whole usage above it
+
+
+def parser(name: str, description: str, *, writes: str, quick: str = "") -> Parser:
     """The parser of `bench NAME` with the options that all have: --out, and --quick where a tiny run makes sense."""
-    made = argparse.ArgumentParser(prog=f"bench {name}".strip(), description=description)
+    program = "bipace" if name and Path(sys.argv[0]).name == "bipace" else "bench"
+    made = Parser(prog=f"{program} {name}".strip(), description=description)
     if quick:
         made.add_argument("--quick", action="store_true", help=f"{quick}: shows that it runs, not how fast")
     made.add_argument("--out", type=Path, metavar="DIR", help=f"write {writes} there")

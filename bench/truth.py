@@ -10,6 +10,7 @@ import argparse
 import functools
 import multiprocessing
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EstimatorError as error:
         parser.error(str(error))
     seconds = time.perf_counter() - begun
-    command = " ".join(["python -m bench truth", *(sys.argv[2:] if argv is None else argv)])
+    command = "python -m bench truth " + shlex.join(sys.argv[2:] if argv is None else argv)
     page, out = as_markdown(sets, seconds, command, arguments.estimator), arguments.out
     if out is not None:
         report.write(out, "truth", as_json(sets, seconds, command), page)

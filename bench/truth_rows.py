@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bipace_kernels as bk
+from bipace_kernels.support.errors import near
 from bipace_kernels.support.optional import named
 
 from .truth_batches import Batch, advantages
@@ -139,7 +140,11 @@ def estimators_of(own: Sequence[str], only: str, which: Sequence[str]) -> list[E
     """Rows of the table, and those of `own`; ValueError for a name that is none."""
     rows = table() + (settings() if "settings" in which else [])
     rows = [row for row in rows if "sentence" in which or not row.needs.startswith("sentence")]
-    rows = [row for row in rows if only.lower() in row.name.lower() or row.name in BASELINES]
+    chosen = [row.name for row in rows if only.lower() in row.name.lower()]
+    if not chosen:
+        names = [row.name for row in rows]
+        raise ValueError(f"--only {only!r} is in the name of no row (docs/leaderboard.md){near(only, names)}")
+    rows = [row for row in rows if row.name in (*chosen, *BASELINES)]
     for text in own:
         if ":" not in text:
             raise ValueError(f"--estimator wants MODULE:NAME or FILE.py:NAME, got {text!r}.")

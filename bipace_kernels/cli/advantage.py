@@ -19,7 +19,7 @@ from ..estimators.rows import PARTITIONS
 from ..features.embedders import EMBEDDERS, Ngram
 from ..settings import EPSILON, settings_of
 from ..support import files
-from ..support.errors import InputError, Named, Rows
+from ..support.errors import InputError, Named, Rows, near
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, plain, progress, stage, stdout
 from .outcomes import format_r2
@@ -35,7 +35,7 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
     ngrams   whether the fingerprints are n-grams, which have their own defaults
     """
     if preset not in PRESETS:
-        raise CliError(f"--preset must be one of {', '.join(PRESETS)}, got {preset!r}.")
+        raise CliError(f"--preset must be one of {', '.join(PRESETS)}, got {preset!r}{near(preset, PRESETS)}")
     takes = inspect.signature(PRESETS[preset]).parameters
     if gigpo_mode is not None and "mode" not in takes:
         raise CliError(f"--gigpo-mode goes with --preset gigpo, got --preset {preset}.")

@@ -308,6 +308,7 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
     short = ["--only", "GRPO", "--rollouts", "2", "--processes", "1"]
     for wrong, message in (
         (["--estimator", f"{__name__}:wrong_length", *short], "must give [N] ="),
+        (["--only", "Config.gea()"], "did you mean 'Config.gae()'?"),
         (["--sets", "paper"], "--role hold and --sets 'paper'; there are coin_choose, coin_hold."),
     ):
         with pytest.raises(SystemExit):

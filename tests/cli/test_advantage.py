@@ -410,7 +410,7 @@ def test_tables_read_back_as_input(golden, tmp_path, out):
 
 
 BAD_OPTIONS = {
-    "preset": (["--preset", "ppo"], "--preset must be one of grpo, gigpo, hgpo, bigpo, bipace, gae, got 'ppo'"),
+    "preset": (["--preset", "gea"], "bipace, gae, got 'gea'; did you mean 'gae'?"),
     "partition": (["--partition", "fuzzy"], "partition must be one of none, exact, history, similar, cosine"),
     "epsilon": (["--epsilon", "3"], "epsilon must be"),
     "step weight": (["--step-weight", "-1"], "--step-weight must be"),
