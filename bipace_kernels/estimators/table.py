@@ -259,18 +259,18 @@ def _checked(found: Any, records: StepRecords, name: str) -> Tensor:
     like = records.returns
     if not isinstance(found, Tensor):
         raise TypeError(f"{name} must return a tensor [M] like records.returns, got {type(found).__name__}.")
-    if found.shape != like.shape or found.device != like.device or not found.dtype.is_floating_point:
+    alike = found.shape == like.shape and found.device == like.device and found.layout == like.layout
+    if not alike or not found.dtype.is_floating_point:
         raise ValueError(
             f"{name} must return float values of shape {list(like.shape)} on {like.device}, one for each record, got "
-            f"{found.dtype} {list(found.shape)} on {found.device}."
+            f"{found.dtype} {list(found.shape)} on {found.device}, {found.layout}."
         )
     term: Tensor = found.detach().to(torch.float64)
     bad = torch.nonzero(~term.to(torch.float32).isfinite()).flatten()
     if bad.numel():
-        at = int(bad[0])
         raise ValueError(
-            f"{name} must return values that are finite in float32, got {float(found[at]):g} for record {at} and "
-            f"{bad.numel()} such values in all; check its divisions."
+            f"{name} must return values that are finite in float32, got {float(found[bad[0]]):g} for record {bad[0]} "
+            f"and {bad.numel()} such values in all; check its divisions."
         )
     return term
 

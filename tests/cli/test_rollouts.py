@@ -139,8 +139,7 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch):
     path, table = tmp_path / "a.jsonl.gz", tmp_path / "a.parquet"
     path.write_bytes(gzip.compress(b" " * 1023 + b"\n" * (1 << 19)))
     rows = pa.Table.from_pylist([record(rollout=i, observation="x" * 10_000) for i in range(300)])
-    text = rows["observation"].dictionary_encode()
-    pq.write_table(rows.set_column(rows.column_names.index("observation"), "observation", text), table)
+    pq.write_table(rows.set_column(3, "observation", rows["observation"].dictionary_encode()), table)
     for file in (table, path):
         refused(r"unpacks to more than 200 times its size.*\.jsonl", rollouts.read, [str(file)], error=CliError)
     monkeypatch.setattr(rollouts, "BOMB_RATIO", 10_000)
