@@ -18,7 +18,7 @@ from bipace_kernels.support import png
 
 LABELS = {
     "grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO", "bigpo": "BiGPO", "bipace": "BiPACE",
-    "bipace-step": "BiPACE without GRPO's advantage", "gae": "Config.gae()",
+    "bipace-step": "BiPACE without GRPO's advantage", "gae": "Config.gae(), first form",
     "gae-group": "GAE with one value per prompt (control)",
     "gae-cluster": "GAE, clusters", "gae-states": "GAE, hidden states, no averages over actions",
 }  # fmt: skip

@@ -63,7 +63,7 @@ def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
         finish(run, share)
     campaign.choose("gae", settings, tmp_path, tuned)
     assert json.loads(tuned.read_text())["gae"]["learning_rate"] == campaign.RATES[1]
-    assert "Config.gae() | 30.0 | 50.0 | 40.0 |" in report.tuning_table(tmp_path / "tuning")
+    assert "Config.gae(), first form | 30.0 | 50.0 | 40.0 |" in report.tuning_table(tmp_path / "tuning")
     before = tuned.read_text()
     for run in campaign.tuning("gae", settings, tmp_path):
         run.path.unlink()
