@@ -1,7 +1,7 @@
 """True values: many continuations of each of a few transcripts, by the model itself.
 
 Copies of one transcript attend to the same keys, so these are kept once for each transcript instead of once for each
-copy, and only what a copy wrote itself is its own.  That is three times as fast as rollout.play(), where every row
+copy, and only what a copy wrote itself is its own.  That was three times as fast as rollout.play(), where every row
 carries its prompt.
 """
 

@@ -1,14 +1,13 @@
-"""Rollouts of many episodes at once: one forward of the model per token, over all rows that still play.
+"""Rollouts of many episodes at once: a forward of the model per token that is written, and one per turn that is read.
 
 A row is one episode: prompt, command, observation, command, ... as one sequence of tokens whose keys and values stay in
-a cache, so no token is ever computed twice.  In each forward every row takes exactly one token: one that it samples,
-while it writes a command, or the next one of the observation that it reads.  So rows never wait for each other's longer
-commands. Prompts stand right-aligned, which gives all rows the same column; rows that are done leave the cache.
+a cache, so no token is ever computed twice.  Rows write their commands token by token; one that has ended its command
+waits until all have, then all read their observations in one forward.  What is read together stands right-aligned, and
+padding is never looked at; rows that are done leave the cache.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -51,14 +50,13 @@ class Episode:
     commands: list[str] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)  # of each command
     written: list[int] = field(default_factory=list)  # the command in the making
-    reading: deque[int] = field(default_factory=deque)  # of the observation, what is to be taken still
     drawn: int = 0  # random numbers used
     entropy: float = 0.0  # sum over its own tokens of the entropy of what they were drawn from, in nats
 
-    def take(self, token: int, own: int, logprob: float) -> None:
-        self.ids.append(token)
-        self.own.append(own)
-        self.logprobs.append(logprob)
+    def take(self, tokens: list[int], own: int, logprob: float) -> None:
+        self.ids += tokens
+        self.own += [own] * len(tokens)
+        self.logprobs += [logprob] * len(tokens)
 
     @property
     def solved(self) -> bool:
@@ -123,23 +121,19 @@ def play(
     model.eval()
     device, pad, ends = model.device, tokenizer.pad_token_id, _ends(tokenizer)
     luck = torch.rand(len(envs), horizon * command_tokens, generator=torch.Generator().manual_seed(seed)).tolist()
-    width = max(map(len, prompts))
     layers = [_Columns() for _ in range(model.config.num_hidden_layers)]
     cache = Cache(layers=layers)
 
     # Prompts, each distinct one once.
-    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
-    seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device).bool()
-    causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-    itself = torch.eye(width, dtype=torch.bool, device=device)  # so that padding looks at something
-    look = causal & seen[:, None, None, :] | itself
-    position = (seen.cumsum(1) - 1).clamp(min=0)
-    logits = _forward(model, ids, look, position, cache)
+    ids, new = _aligned(prompts, pad, device)
+    nothing, before = new[:, :0], torch.full((len(prompts),), -1, device=device)
+    logits, seen, position = _read(model, ids, new, nothing, before, cache)
     rows = torch.tensor(of_row, device=device)
-    logits, seen, position = logits[rows], seen[rows], position[rows, -1]
+    logits, seen, position = logits[rows], seen[rows], position[rows]
     for layer in layers:
         layer.choose(rows)
     slots: list[int | None] = list(range(len(episodes)))  # row of each slot, None where the episode is over
+    unread: list[list[int]] = [[] for _ in slots]  # tokens of each slot that the model has not read
 
     while True:
         logp = _log_softmax(logits.float(), temperature)
@@ -149,34 +143,36 @@ def play(
         token, chance = sampled.squeeze(1).tolist(), logp.gather(1, sampled).squeeze(1).tolist()
         entropy = torch.special.entr(logp.exp()).sum(dim=1).tolist()
         for slot, row in enumerate(slots):
-            if row is None:
+            if row is None or unread[slot]:
                 continue
             episode = episodes[row]
-            if episode.reading:
-                token[slot] = episode.reading.popleft()
-                episode.take(token[slot], 0, 0.0)
-                continue
-            episode.take(token[slot], 1, chance[slot])
+            episode.take([token[slot]], 1, chance[slot])
             episode.entropy += entropy[slot]
             episode.written.append(token[slot])
             episode.drawn += 1
+            unread[slot] = [token[slot]]
             full = len(episode.written) == command_tokens
             if full or (token[slot] in ends and _closed(tokenizer, episode.written)):
-                _act(episode, tokenizer)
+                answer = _act(episode, tokenizer)
                 if episode.solved or len(episode.commands) == horizon:
                     slots[slot] = None
+                else:
+                    episode.take(answer, 0, 0.0)
+                    unread[slot] += answer
         live = [slot for slot, row in enumerate(slots) if row is not None]
         if not live:
             break
-        fed = torch.tensor(token, device=device)
         if len(live) <= len(slots) * (1 - SPARE):
-            slots, keep = [slots[slot] for slot in live], torch.tensor(live, device=device)
-            fed, seen, position = fed[keep], seen[keep], position[keep]
+            slots, unread = [slots[slot] for slot in live], [unread[slot] for slot in live]
+            keep = torch.tensor(live, device=device)
+            seen, position = seen[keep], position[keep]
             for layer in layers:
                 layer.choose(keep)
-        position = position + 1
-        seen = torch.nn.functional.pad(seen, (0, 1), value=True)
-        logits = _forward(model, fed[:, None], seen[:, None, None], position[:, None], cache)
+        playing = [(slot, episodes[row]) for slot, row in enumerate(slots) if row is not None]
+        due = {slot for slot, episode in playing if episode.written} or {slot for slot, _ in playing}
+        ids, new = _aligned([tokens if slot in due else [] for slot, tokens in enumerate(unread)], pad, device)
+        unread = [[] if slot in due else tokens for slot, tokens in enumerate(unread)]
+        logits, seen, position = _read(model, ids, new, seen, position, cache)
     model.train(was_training)
     return episodes
 
@@ -199,8 +195,8 @@ def _closed(tokenizer: PreTrainedTokenizerBase, written: list[int]) -> bool:
     return written[-1] == tokenizer.eos_token_id or CLOSE in tokenizer.decode(written)
 
 
-def _act(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Ends the command, and lines up the observation for reading."""
+def _act(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ends the command; gives the tokens of the observation."""
     text = tokenizer.decode(episode.written, skip_special_tokens=True)
     command = text.partition(CLOSE)[0].rpartition(OPEN)[2].strip()
     observation, reward, _ = episode.env.step(command)
@@ -208,19 +204,35 @@ def _act(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> None:
     episode.rewards.append(reward)
     episode.written.clear()
     episode.observations.append(observation)
-    episode.reading.extend(tokenizer(answer_text(observation), add_special_tokens=False).input_ids)
+    found: list[int] = tokenizer(answer_text(observation), add_special_tokens=False).input_ids
+    return found
 
 
-def _forward(
-    model: PreTrainedModel, ids: torch.Tensor, look: torch.Tensor, position: torch.Tensor, cache: Cache
-) -> torch.Tensor:
-    """[rows, vocabulary] logits after the last of the ids."""
-    found: torch.Tensor = model(
+def _aligned(tokens: Sequence[list[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's tokens at the right of the columns, and where they are."""
+    width = max(map(len, tokens))
+    ids = [[pad] * (width - len(row)) + row for row in tokens]
+    new = [[False] * (width - len(row)) + [True] * len(row) for row in tokens]
+    return torch.tensor(ids, device=device), torch.tensor(new, device=device)
+
+
+def _read(
+    model: PreTrainedModel, ids: torch.Tensor, new: torch.Tensor, seen: torch.Tensor, position: torch.Tensor,
+    cache: Cache,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """[rows, vocabulary] logits after the ids that are new, columns of the cache that are tokens, each last one's
+    position."""
+    width = ids.shape[1]
+    causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
+    itself = torch.eye(width, dtype=torch.bool, device=ids.device)  # so that padding looks at something
+    look = torch.cat([seen[:, None].expand(-1, width, -1), causal & new[:, None] | itself], dim=2)
+    places = (position[:, None] + new.cumsum(1)).clamp(min=0)
+    logits: torch.Tensor = model(
         input_ids=ids,
-        attention_mask=look,
-        position_ids=position,
+        attention_mask=look[:, None],
+        position_ids=places,
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
     ).logits
-    return found[:, -1]
+    return logits[:, -1], torch.cat([seen, new], dim=1), places[:, -1]
