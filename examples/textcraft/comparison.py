@@ -110,10 +110,14 @@ def commands(app: typer.Typer, of: Comparison) -> None:
 
     @app.command()
     def report(out: Out = of.results) -> None:
-        """results.json of the finished runs, and what it holds."""
-        found = summary(of, out)
-        campaign.write_whole(out / "results.json", json.dumps(found, indent=1) + "\n")
-        Console().print_json(json.dumps(found))
+        """results.json, results.md and success.png of the finished runs."""
+        from comparison_report import write
+
+        try:
+            for path in write(of, out):
+                console.print(str(path))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
 
 
 def _work(of: Comparison, runs: Sequence[campaign.Run], options: Sequence[str], processes: int) -> None:
@@ -317,8 +321,8 @@ def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
 
 
 def summary(of: Comparison, folder: Path) -> dict[str, Any]:
-    """By method its best temperature on the validation tasks and its success there; the primary endpoint; all others by
-    Holm."""
+    """By method its best temperature on the validation tasks and its success there; once all runs of `gae` and its
+    rivals are finished, the primary endpoint, and all other comparisons by Holm."""
     runs: dict[str, dict[int, Any]] = {}
     for path in sorted(folder.glob("*-seed*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -334,12 +338,16 @@ def summary(of: Comparison, folder: Path) -> dict[str, Any]:
             "seeds": sorted(runs[method]), "temperature": best, "validation": validation[best],
             **{part: [mean(success(rows, part, best)) for rows in of_seeds] for part in parts},
         }  # fmt: skip
-    rivals = [method for method in of.rivals if method in by_method]
-    if "gae" not in by_method or not rivals:
+    if any(by_method.get(method, {}).get("seeds") != list(of.primary_seeds) for method in ("gae", *of.rivals)):
         return {"methods": by_method}
-    rival = max(rivals, key=lambda method: by_method[method]["validation"])
+    rival = max(of.rivals, key=lambda method: by_method[method]["validation"])
     lead = welch(by_method["gae"]["test"], by_method[rival]["test"])
-    others = [(m, part) for part in parts for m in by_method if m != "gae" and (m, part) != (rival, "test")]
+    others = [
+        (m, part)
+        for part in parts
+        for m in by_method
+        if m != "gae" and (m, part) != (rival, "test") and len(by_method[m]["seeds"]) > 1
+    ]
     leads = [welch(by_method["gae"][part], by_method[m][part]) for m, part in others]
     corrected = holm([p for _, _, p in leads])
     return {

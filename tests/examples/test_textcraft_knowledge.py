@@ -14,6 +14,7 @@ import bipace_kernels as bk
 
 pytest.importorskip("typer", reason="the program of the comparison needs typer, which is not installed")
 import comparison
+import comparison_report
 from train_knowledge import COMPARISON
 
 RESULTS = Path(__file__).resolve().parents[2] / "examples/textcraft/results"
@@ -86,8 +87,10 @@ def test_tuning_takes_the_best_of_all_settings_by_validation_tasks(tmp_path):
 
 
 def test_the_rival_and_the_temperatures_are_those_of_the_validation_tasks(tmp_path):
-    """step-means is better on the test tasks, value-head on the validation tasks: value-head is the rival."""
-    for seed in range(4):
+    """step-means is better on the test tasks, value-head on the validation tasks: value-head is the rival.  Nothing is
+    compared before the last of their runs is finished."""
+    for seed in range(8):
+        assert "primary" not in comparison.summary(COMPARISON, tmp_path)
         for method, validation, test in (("gae", 0.5, 0.6), ("value-head", 0.45, 0.4), ("step-means", 0.4, 0.9)):
             sharp = -0.2 if method == "gae" else 0.2
             run = campaign.Run(method, seed, Settings(), tmp_path)
@@ -96,10 +99,15 @@ def test_the_rival_and_the_temperatures_are_those_of_the_validation_tasks(tmp_pa
     assert found["methods"]["gae"]["temperature"] == 0.3 and found["methods"]["value-head"]["temperature"] == 1.0
     primary = found["primary"]
     assert primary["rival"] == "value-head" and primary["lead"] == pytest.approx(0.4)
-    low_noise = 2.447 * (2 * (0.01**2 * 5 / 3) / 4) ** 0.5  # Welch's interval for equal variances: 6 degrees of freedom
+    low_noise = 2.145 * (2 * (0.01**2 * 6) / 8) ** 0.5  # Welch's interval for equal variances: 14 degrees of freedom
     assert primary["half"] == pytest.approx(low_noise, rel=1e-3)
     of = {(row["method"], row["tasks"]) for row in found["exploratory"]}
     assert of == {("step-means", "test"), ("step-means", "new_goals"), ("value-head", "new_goals")}
+    page = next(path.read_text() for path in comparison_report.write(COMPARISON, tmp_path) if path.suffix == ".md")
+    assert (
+        "24 of 42 final runs" in page and "minus PPO's value head, test tasks, each at its temperature: +40.0 ±" in page
+    )
+    assert "| Config.gae() | 8 | 63.5 ± 2.0 | **83.5 ± 2.0** |" in page
     assert comparison.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert comparison.holm([0.9, 0.8]) == [1.0, 1.0]  # Holm's correction
 
