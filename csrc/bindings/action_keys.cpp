@@ -180,10 +180,6 @@ void bind_action_keys(py::module_& m) {
   m.def("flatten_rows", &flatten_rows);
   m.def("number_objects", &number_objects);
   m.def("number_rows", &number_rows);
-  m.def("xxh64", [](const py::bytes& data, uint64_t seed) {
-    const std::string_view view(data);
-    return xxh64(reinterpret_cast<const uint8_t*>(view.data()), static_cast<int64_t>(view.size()), seed);
-  });
 }
 
 }  // namespace bipace

@@ -1,4 +1,4 @@
-"""Tiny models run on one thread."""
+"""Tiny models run on one thread; most tests have one of them, and prompts for it."""
 
 import pytest
 
@@ -6,3 +6,27 @@ import pytest
 @pytest.fixture(autouse=True)
 def _one_thread(one_thread):
     pass
+
+
+@pytest.fixture
+def model():
+    import tiny_models
+
+    return tiny_models.make()
+
+
+@pytest.fixture
+def batch():
+    import tiny_models
+
+    return tiny_models.prompts()
+
+
+@pytest.fixture
+def ids(batch):
+    return batch[0]
+
+
+@pytest.fixture
+def mask(batch):
+    return batch[1]

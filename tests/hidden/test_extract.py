@@ -49,8 +49,7 @@ def test_every_family(family, side):
             assert distance(rows, want) < 1e-5, (layer, packed)
 
 
-def test_every_layer_and_pooling_is_what_a_tap_gives():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_every_layer_and_pooling_is_what_a_tap_gives(model, ids, mask):
     layers, poolings = [1, -8, "block 8", -1], ("last", "mean")
     with bk.hidden.tap(model, layers=layers, pooling=poolings) as tapped, torch.no_grad():
         model(ids, attention_mask=mask, position_ids=tm.position_ids(mask))
@@ -80,8 +79,7 @@ def test_dtypes_and_kinds_of_attention(attention, dtype):
     assert bk.hidden.extract(model, ids, mask, dtype=torch.float32).dtype == torch.float32
 
 
-def test_ids_come_in_every_form():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_ids_come_in_every_form(model, ids, mask):
     want = bk.hidden.extract(model, ids, mask)
     ragged = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
     for given in ((ids.numpy(), mask.bool().numpy()), (ids.tolist(), mask.tolist())):
@@ -118,8 +116,7 @@ def test_several_positions_of_a_row(family, side):
     assert torch.equal(bk.hidden.extract(model, ragged, positions=inside), padded)
 
 
-def test_positions_in_every_form():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_positions_in_every_form(model, ids, mask):
     want = bk.hidden.extract(model, ids, mask)
     turns = bk.hidden.turn_positions(torch.ones(5, 3).int(), 17)
     for same in (-1, 16, [16] * 5, torch.full((5,), 16), [[16]] * 5, turns):
@@ -141,14 +138,12 @@ def test_nothing_behind_a_row_s_last_position_runs():
 
 
 @pytest.mark.parametrize("bad", [[[0]] * 4, [[17]] + [[16]] * 4, [[16], [0], [16], [16], [16]], -18])
-def test_positions_that_are_no_tokens(bad):
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_positions_that_are_no_tokens(bad, model, ids, mask):
     with pytest.raises(ValueError, match=r"positions (are for 4 rows|must be tokens of their rows)"):
         bk.hidden.extract(model, ids, mask, positions=bad)
 
 
-def test_rows_without_a_token_are_zeros():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_rows_without_a_token_are_zeros(model, ids, mask):
     mask[2] = 0
     rows = bk.hidden.extract(model, ids, mask)
     assert torch.equal(rows[2], torch.zeros(48))
@@ -159,8 +154,7 @@ def test_rows_without_a_token_are_zeros():
     assert bk.hidden.extract(model, ids[:0], mask[:0]).shape == (0, 48)
 
 
-def test_it_stops_after_the_wanted_block():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_it_stops_after_the_wanted_block(model, ids, mask):
     calls = Calls(model)
     bk.hidden.extract(model, ids, mask, LAYER)
     assert calls.blocks == [0, 1]
@@ -260,8 +254,7 @@ def test_flash_attention_packs_and_others_pad():
         assert not _packing(decoder, False, 2)
 
 
-def test_no_gradients_and_plain_tensors():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_no_gradients_and_plain_tensors(model, ids, mask):
     model.train()
     model.enable_input_require_grads()
     rows = bk.hidden.extract(model, ids, mask)
@@ -298,8 +291,7 @@ def marks(model):
 
 @pytest.mark.parametrize("where", ["a block", "the decoder", "not at all"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_the_model_is_left_as_it_was_found_even_when_interrupted(where, error):
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_the_model_is_left_as_it_was_found_even_when_interrupted(where, error, model, ids, mask):
     want = tm.last_states(model, ids, mask)
     states = model(ids, attention_mask=mask, position_ids=tm.position_ids(mask)).logits
     model.model.layers[5].train()
@@ -320,14 +312,12 @@ def test_the_model_is_left_as_it_was_found_even_when_interrupted(where, error):
     assert torch.equal(model(ids, attention_mask=mask, position_ids=tm.position_ids(mask)).logits, states)
 
 
-def test_the_decoder_alone_and_models_without_a_head_serve_too():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_the_decoder_alone_and_models_without_a_head_serve_too(model, ids, mask):
     assert torch.equal(bk.hidden.extract(model.model, ids, mask), bk.hidden.extract(model, ids, mask))
 
 
-def test_peft():
+def test_peft(model, ids, mask):
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    model, (ids, mask) = tm.make(), tm.prompts()
     model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False))
     model.eval()
     before = marks(model)
@@ -339,25 +329,22 @@ def test_peft():
 
 
 @pytest.mark.parametrize("how", [slow("in place"), slow("replaced")])
-def test_compiled_blocks(how):
+def test_compiled_blocks(how, model, ids, mask):
     torch._dynamo.reset()
-    model, (ids, mask) = tm.make(), tm.prompts()
     want = tm.last_states(model, ids, mask)
     tm.compile_blocks(model, how)
     assert distance(bk.hidden.extract(model, ids, mask, token_budget=40), want) < 1e-5
     torch._dynamo.reset()
 
 
-def test_checkpointing_wrappers():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_checkpointing_wrappers(model, ids, mask):
     want = tm.last_states(model, ids, mask)
     model.gradient_checkpointing_enable()
     model.train()
     assert distance(bk.hidden.extract(model, ids, mask), want) < 1e-5
 
 
-def test_progress_goes_to_stderr_and_only_when_asked(capsys):
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_progress_goes_to_stderr_and_only_when_asked(capsys, model, ids, mask):
     bk.hidden.extract(model, ids, mask, token_budget=20)
     assert capsys.readouterr() == ("", "")
     bk.hidden.extract(model, ids, mask, token_budget=20, progress=True)
@@ -385,8 +372,7 @@ def test_wrong_arguments():
             bk.hidden.extract(tm.make(), **{"input_ids": ids, "attention_mask": mask, **arguments})
 
 
-def test_masks_with_holes_are_refused():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_masks_with_holes_are_refused(model, ids, mask):
     for row, columns in ((0, [5]), (0, [5, 9]), (3, [15])):
         holed = mask.clone()
         holed[row, columns] = 0
@@ -396,8 +382,7 @@ def test_masks_with_holes_are_refused():
     assert bk.hidden.extract(model, ids, both).shape == (5, 48)
 
 
-def test_ids_that_the_embedding_has_not_are_refused():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_ids_that_the_embedding_has_not_are_refused(model, ids, mask):
     for bad in (tm.VOCABULARY, -100):
         wrong = ids.clone()
         wrong[3, -1] = bad

@@ -21,14 +21,19 @@ def forward(model, ids, mask, **more):
     return model(ids, attention_mask=mask, position_ids=tm.position_ids(mask), use_cache=False, **more)
 
 
+def tapped_forward(model, ids, mask, layer=LAYER, **options):
+    with bk.hidden.tap(model, layer, **options) as tapped, torch.no_grad():
+        forward(model, ids, mask)
+    return tapped
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("family", tm.FAMILIES)
 def test_padded_rows_of_every_family(family, side):
     model = tm.make(family)
     ids, mask = tm.prompts(side=side)
     layers = [-8, -4, -1, 2]
-    with bk.hidden.tap(model, layers=layers) as tapped, torch.no_grad():
-        forward(model, ids, mask)
+    tapped = tapped_forward(model, ids, mask, layers=layers)
     for layer in layers:
         assert torch.equal(tapped.rows(layer), tm.last_states(model, ids, mask, layer))
 
@@ -39,8 +44,7 @@ def test_rows_have_the_models_dtype_and_are_rounded_once(dtype):
     want = tm.last_states(model, ids, mask)
     for normalize in (False, True):
         for out in (None, torch.float32):
-            with bk.hidden.tap(model, LAYER, normalize=normalize, dtype=out) as tapped, torch.no_grad():
-                forward(model, ids, mask)
+            tapped = tapped_forward(model, ids, mask, normalize=normalize, dtype=out)
             exact = tm.unit(want) if normalize else want.double()
             assert tapped.rows().dtype == (out or dtype)
             assert torch.equal(tapped.rows(), exact.float().to(out or dtype))
@@ -93,8 +97,7 @@ def test_the_token_before_each_turn():
     turns = bk.hidden.turn_positions(responses, prompt_length=14)
     ids = torch.cat([ids, tm.prompts(4, 6, seed=2)[0].clamp(min=1)], 1)
     mask = torch.cat([mask, torch.ones_like(responses)], 1)
-    with bk.hidden.tap(model, LAYER, positions=turns) as tapped, torch.no_grad():
-        forward(model, ids, mask)
+    tapped = tapped_forward(model, ids, mask, positions=turns)
     assert tapped.row_index().tolist() == [0, 0, 0, 1, 3, 3]
     for row, state, column in zip(tapped.row_index().tolist(), tapped.rows(), turns.column.tolist(), strict=True):
         upto = slice(0, column + 1)
@@ -122,12 +125,10 @@ def test_pooled_over_the_prompt(family, side):
             assert (tapped.rows(layer, pooling) - rows).norm(dim=1).max() < 1e-6 * rows.norm(dim=1).max(), pooling
 
 
-def test_a_row_of_padding_gives_zeros():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_a_row_of_padding_gives_zeros(model, ids, mask):
     mask[2] = 0
     for positions in ("last", -1):
-        with bk.hidden.tap(model, LAYER, positions=positions) as tapped, torch.no_grad():
-            forward(model, ids, mask)
+        tapped = tapped_forward(model, ids, mask, positions=positions)
         assert torch.equal(tapped.rows()[2], torch.zeros(48))
         assert (tapped.rows()[[0, 1, 3, 4]].norm(dim=1) > 0).all()
 
@@ -147,8 +148,7 @@ def test_micro_batches_accumulate_in_order():
         assert tapped.row_index().tolist() == torch.arange(7).repeat_interleave(times).tolist()
 
 
-def test_expect_is_for_one_forward():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_expect_is_for_one_forward(model, ids, mask):
     flat, position, cu = tm.packed(ids, mask)
     with bk.hidden.tap(model, LAYER) as tapped, torch.no_grad():
         forward(model, ids, mask)
@@ -162,8 +162,7 @@ def test_expect_is_for_one_forward():
     assert torch.equal(tapped.rows()[5], tapped.rows()[0])
 
 
-def test_switched_off_it_lets_forwards_pass():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_switched_off_it_lets_forwards_pass(model, ids, mask):
     with bk.hidden.tap(model, LAYER) as tapped, torch.no_grad():
         tapped.enabled = False
         model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
@@ -172,8 +171,7 @@ def test_switched_off_it_lets_forwards_pass():
     assert torch.equal(tapped.rows(), tm.last_states(model, ids, mask))
 
 
-def test_entered_again_it_begins_anew():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_entered_again_it_begins_anew(model, ids, mask):
     tapped = bk.hidden.tap(model, LAYER, positions=bk.hidden.last_tokens(mask))
     for _ in range(2):
         with tapped, torch.no_grad():
@@ -183,16 +181,14 @@ def test_entered_again_it_begins_anew():
         tapped.__enter__()
 
 
-def test_two_taps_at_once():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_two_taps_at_once(model, ids, mask):
     with bk.hidden.tap(model, -8) as one, bk.hidden.tap(model, -3, positions=[16] * 5) as two, torch.no_grad():
         forward(model, ids, mask)
     assert torch.equal(one.rows(), tm.last_states(model, ids, mask, -8))
     assert torch.equal(two.rows(), tm.last_states(model, ids, mask, -3))
 
 
-def test_outputs_and_gradients_are_bit_equal_with_and_without():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_outputs_and_gradients_are_bit_equal_with_and_without(model, ids, mask):
     model.train()
     found = []
     for on in (False, True):
@@ -209,8 +205,7 @@ def test_outputs_and_gradients_are_bit_equal_with_and_without():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_does_not_add_rows_twice(reentrant):
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_gradient_checkpointing_does_not_add_rows_twice(reentrant, model, ids, mask):
     want = tm.last_states(model, ids, mask)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     model.enable_input_require_grads()
@@ -225,17 +220,15 @@ def test_gradient_checkpointing_does_not_add_rows_twice(reentrant):
     assert tapped.rows(None, "attention").shape == (10, 48)
 
 
-def test_only_the_rows_are_kept():
+def test_only_the_rows_are_kept(model, ids, mask):
     """After the forward the block's output is gone, and what the tap holds is as large as its rows."""
-    model, (ids, mask) = tm.make(), tm.prompts()
     outputs = []
 
     def note(module, given, out):
         outputs.append(weakref.ref(out[0] if isinstance(out, tuple) else out))
 
     model.model.layers[1].register_forward_hook(note)
-    with bk.hidden.tap(model, LAYER, pooling=("last", "mean", "attention")) as tapped, torch.no_grad():
-        forward(model, ids, mask)
+    tapped = tapped_forward(model, ids, mask, pooling=("last", "mean", "attention"))
     gc.collect()
     assert outputs[0]() is None
     for pooling in ("last", "mean", "attention"):
@@ -262,8 +255,7 @@ def test_nothing_larger_than_the_rows_is_ever_made(dtype, normalize):
     assert made[1] - made[0] <= rows.numel() * (3 * size + 8 if normalize else 2 * size) + small
 
 
-def test_rows_of_an_inference_forward_are_plain_tensors():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_rows_of_an_inference_forward_are_plain_tensors(model, ids, mask):
     with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped, torch.inference_mode():
         forward(model, ids, mask)
     weight = torch.ones(48, requires_grad=True)
@@ -272,8 +264,7 @@ def test_rows_of_an_inference_forward_are_plain_tensors():
 
 
 @pytest.mark.parametrize("how", ["plain", "compiled in place"])
-def test_the_model_is_left_as_it_was_found_whatever_happens(how):
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_the_model_is_left_as_it_was_found_whatever_happens(how, model, ids, mask):
     if how == "compiled in place":
         tm.compile_blocks(model, "in place")
     marks = lambda: [(len(m._forward_hooks), len(m._forward_pre_hooks), m._compiled_call_impl) for m in model.modules()]  # noqa: E731
@@ -294,10 +285,9 @@ def test_the_model_is_left_as_it_was_found_whatever_happens(how):
 
 
 @pytest.mark.parametrize("how", [slow("in place"), slow("replaced")])
-def test_compiled_blocks(how):
+def test_compiled_blocks(how, model, ids, mask):
     """Compiled before the tap comes, which is when a block would not notice a hook."""
     torch._dynamo.reset()
-    model, (ids, mask) = tm.make(), tm.prompts()
     want = tm.last_states(model, ids, mask)
     tm.compile_blocks(model, how)
     with torch.no_grad():
@@ -312,23 +302,20 @@ def test_compiled_blocks(how):
     torch._dynamo.reset()
 
 
-def test_peft():
+def test_peft(model, ids, mask):
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    model, (ids, mask) = tm.make(), tm.prompts()
     config = peft.LoraConfig(target_modules=["q_proj", "k_proj", "up_proj"], init_lora_weights=False)
     model = peft.get_peft_model(model, config).eval()
-    with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped, torch.no_grad():
-        forward(model, ids, mask)
+    tapped = tapped_forward(model, ids, mask, pooling=("last", "attention"))
     assert torch.equal(tapped.rows(None, "last"), tm.last_states(model, ids, mask))
     with model.disable_adapter(), bk.hidden.tap(model, LAYER) as bare, torch.no_grad():
         forward(model, ids, mask)
     assert not torch.allclose(bare.rows(), tapped.rows(None, "last"))
 
 
-def test_checkpoint_wrapper():
+def test_checkpoint_wrapper(model, ids, mask):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    model, (ids, mask) = tm.make(), tm.prompts()
     want = tm.last_states(model, ids, mask)
     for i, block in enumerate(model.model.layers):
         model.model.layers[i] = checkpoint_wrapper(block)
@@ -355,8 +342,7 @@ def test_wrong_arguments():
         refused(text, bk.hidden.tap, tm.make(), error=error, **arguments)
 
 
-def test_positions_that_do_not_fit():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_positions_that_do_not_fit(model, ids, mask):
     for positions, text in (
         ([17] * 5, "one of row 0 is outside its 17 columns"),
         (-18, "one of row 0 is outside"),
@@ -368,8 +354,7 @@ def test_positions_that_do_not_fit():
             forward(model, ids, mask)
 
 
-def test_masks_and_packing_that_do_not_fit():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_masks_and_packing_that_do_not_fit(model, ids, mask):
     flat, position, cu = tm.packed(ids, mask)
     with torch.no_grad():
         with pytest.raises(ValueError, match="needs packed input"), bk.hidden.tap(model, LAYER, cu_seqlens=cu):
@@ -392,8 +377,7 @@ def test_masks_and_packing_that_do_not_fit():
             model(ids, attention_mask=block, use_cache=False)
 
 
-def test_asking_for_what_is_not_there():
-    model, (ids, mask) = tm.make(), tm.prompts()
+def test_asking_for_what_is_not_there(model, ids, mask):
     tapped = bk.hidden.tap(model, layers=[-8, -3], pooling=("last", "mean"))
     named = "block 1 (hidden_states[2] = [−8]), block 6 (hidden_states[7] = [−3])"
     assert repr(tapped) == f"<Tap on {named} of Qwen2ForCausalLM>"
