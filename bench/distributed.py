@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -163,7 +162,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = page("Several processes", about(on), size, ABOUT, table(columns, rows))
     publish("distributed", document, text, arguments.out)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -133,7 +133,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"which Triton's {by_triton} launches {own:.3f}; launches of CUDA kernels: {by_cuda}\n"
         )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

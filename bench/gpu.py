@@ -366,7 +366,3 @@ def _tell(*lines: str) -> None:
     for line in lines:
         sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -122,21 +122,14 @@ class Batch(Hidden):
             return f"{self.shape.states} clusters in each of {self.shape.groups} groups, as planted"
         return partition_agreement(found, self.planted)
 
-    def check_advantage(self, result: Any) -> str:
-        """Labels against the planted partition, advantages against the CPU backend."""
-        return self._check_result(result, self.on_cpu_advantage)
-
-    def check_whole(self, result: Any) -> str:
-        """The same, with the keys of the responses."""
-        return self._check_result(result, self.on_cpu_whole)
+    def check_advantage(self, result: Any, *, whole: bool = False) -> str:
+        """Labels against the planted partition, advantages against the CPU backend; whole: by keys of the responses."""
+        numbers = number_agreement(result.advantage.cpu(), self.on_cpu_whole if whole else self.on_cpu_advantage)
+        return f"{self.check_labels(result.cluster)}; advantages: {numbers}"
 
     def check_gae(self, share: Any, result: Any) -> str:
         want = self.cpu_advantage(config=bk.Config.gae(share=share)).advantage
         return f"advantages: {number_agreement(result.advantage.cpu(), want)}"
-
-    def _check_result(self, result: Any, want: torch.Tensor) -> str:
-        numbers = number_agreement(result.advantage.cpu(), want)
-        return f"{self.check_labels(result.cluster)}; advantages: {numbers}"
 
     @cached_property
     def on_cpu_advantage(self) -> torch.Tensor:

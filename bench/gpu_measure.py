@@ -1,10 +1,4 @@
-"""Measurement of time on a GPU, and ceilings of that GPU.
-
-A call is captured into a CUDA graph once. Each round overwrites a buffer four times the size of the L2 cache, then
-replays the graph between two events: the flush is not timed, and neither is the host, which queues rounds while the
-device still waits. "Eager" figures are wall-clock times from the call to the end of the device's work, after the same
-flush. Medians and interquartile ranges.
-"""
+"""Measurement of time on a GPU, and ceilings of that GPU: bench/README.md, "On a GPU", says how."""
 
 import gc
 import hashlib

@@ -6,7 +6,6 @@ ABOUT says what is compared.  On the CPU, with a decoder of random weights: its 
 import gzip
 import importlib
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -276,7 +275,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     document = {"schema": 1, "machine": on, "shape": asdict(shape), "quick": quick, "rows": rows}
     publish("hidden", document, text, arguments.out)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,4 @@
-"""Measurement of time and memory, and description of the machine.
-
-Time: all sides of a comparison run in one process and take turns, one call each per round, so that a slow minute of the
-machine affects all of them. Inputs are prepared before each call (fresh string objects), the caches are emptied by
-writing a block larger than the last level, the collector is off during a call. Median and interquartile range, and the
-CPU time of all threads, which takes the clock's place with --threads 1: unlike wall-clock time it hardly changes on a
-busy machine.
-
-Memory: a fresh process makes the inputs, warms up on a tiny batch, gives freed memory back (malloc_trim), resets the
-kernel's high-water mark (/proc/self/clear_refs) and calls once. Figure: high-water mark minus resident size before.
-It counts every page touched, native or Python; memory reserved but never touched does not count.
-"""
+"""Measurement of time and memory, and description of the machine: bench/README.md, "How it is measured"."""
 
 import ctypes
 import datetime

@@ -2,7 +2,6 @@
 
 import gc
 import importlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -178,7 +177,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = page(title, f"{versions}; {about(on)}", ABOUT, table(columns, rows), promise)
     publish("trainers", {"schema": 1, "machine": on, "versions": of, "rows": rows}, text, arguments.out)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -103,7 +103,3 @@ def run(work: list[Any], processes: int) -> list[Found]:
         os.environ.setdefault(name, "1")  # of the processes begun below: a core each
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         return shown(pool.map(measure_apart, work))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

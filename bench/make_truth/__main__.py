@@ -15,12 +15,7 @@ def main() -> None:
         ("textcraft", 256, "", "TextCraft with the noisy planner; ten minutes of one core"),
         ("train", 0, "out/truth_model", "the training run whose policies `model` looks at; needs TRL"),
         ("model", 32, "out/truth_model", "TextCraft with the example's model as policy; half an hour of one core"),
-        (
-            "along",
-            32,
-            "out/truth_along",
-            "policies along a run of examples/textcraft; needs TRL; 20 minutes of one core",
-        ),
+        ("along", 32, "out/truth_along", "policies along a run of examples/textcraft; needs TRL; 20 minutes of a core"),
         ("smollm2", 32, "out/smollm2", "TextCraft or BabyAI with a pretrained language model; needs its weights"),
         ("alfworld", 64, "", "ALFWorld with a scripted searcher; needs textworld[pddl]"),
     ):
@@ -35,9 +30,7 @@ def main() -> None:
             command.add_argument("--only", default="", help="only sets whose name contains this")
     commands["smollm2"].add_argument("environment", choices=("textcraft", "babyai"))
     commands["along"].add_argument("run", type=Path, help="JSON of the finished run")
-    commands["alfworld"].add_argument(
-        "--games", type=Path, required=True, help="folder with games, each a game.tw-pddl"
-    )
+    commands["alfworld"].add_argument("--games", type=Path, required=True, help="folder of games, each a game.tw-pddl")
     commands["alfworld"].add_argument("--check", action="store_true",
                                       help="only compare the games' graphs with TextWorld's own engine")  # fmt: skip
     arguments = parser.parse_args()
