@@ -13,6 +13,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -26,21 +27,6 @@ from .measure import blas_threads
 from .workloads import EPSILON, GAMMA, Floats, Ints, Objects
 
 DELTA = 1e-6
-
-
-def numpy_clusters(fingerprint: Floats, offsets: Sequence[int]) -> Ints:
-    """The paper's Algorithm 1: one BLAS product of the open centroids with each record, centroids in one buffer.
-
-    fingerprint  [N, D] float32, rows of any length, in processing order
-    offsets      [G + 1]
-    """
-    longest = max(b - a for a, b in pairwise(offsets))
-    unit, room = _aligned(longest, fingerprint.shape[1]), _aligned(longest, fingerprint.shape[1])
-    labels = np.empty(len(fingerprint), np.int64)
-    found = 0
-    for start, end in pairwise(offsets):
-        found += _numpy_group(fingerprint[start:end], labels[start:end], unit, room, first=found)
-    return labels
 
 
 def numpy_values(
@@ -60,8 +46,13 @@ def numpy_values(
     return out
 
 
-def numpy_clusters_pool(fingerprint: Floats, offsets: Sequence[int], *, threads: int) -> Ints:
-    """The same loop with groups distributed over threads (BLAS, single-threaded here, runs without the GIL)."""
+def numpy_clusters(fingerprint: Floats, offsets: Sequence[int], *, threads: int = 0) -> Ints:
+    """The paper's Algorithm 1: one BLAS product of the open centroids with each record, centroids in one buffer.
+
+    fingerprint  [N, D] float32, rows of any length, in processing order
+    offsets      [G + 1]
+    threads      that groups are distributed over (BLAS, then single-threaded, runs without the GIL); 0: those of BLAS
+    """
     longest = max(b - a for a, b in pairwise(offsets))
     labels = np.empty(len(fingerprint), np.int64)
     buffers = threading.local()
@@ -71,9 +62,9 @@ def numpy_clusters_pool(fingerprint: Floats, offsets: Sequence[int], *, threads:
         if not hasattr(buffers, "unit"):
             buffers.unit = _aligned(longest, fingerprint.shape[1])
             buffers.room = _aligned(longest, fingerprint.shape[1])
-        return _numpy_group(fingerprint[start:end], labels[start:end], buffers.unit, buffers.room, first=0)
+        return _numpy_group(fingerprint[start:end], labels[start:end], buffers.unit, buffers.room)
 
-    with blas_threads(1), ThreadPoolExecutor(threads) as pool:
+    with blas_threads(1) if threads else nullcontext(), ThreadPoolExecutor(threads or 1) as pool:
         counts = list(pool.map(group, range(len(offsets) - 1)))
     first = 0
     for g, count in enumerate(counts):
@@ -89,8 +80,8 @@ def _aligned(rows: int, columns: int) -> Floats:
     return bytes_[start : start + 4 * rows * columns].view(np.float32).reshape(rows, columns)
 
 
-def _numpy_group(rows: Floats, labels: Ints, unit: Floats, centroids: Floats, *, first: int) -> int:
-    """Clusters one group's rows into `labels`, numbered from `first`, by two buffers. Returns their number."""
+def _numpy_group(rows: Floats, labels: Ints, unit: Floats, centroids: Floats) -> int:
+    """Clusters one group's rows into `labels`, numbered from 0, by two buffers. Returns their number."""
     norm = np.sqrt(np.einsum("nd,nd->n", rows, rows))
     unit = np.divide(rows, norm[:, None], out=unit[: len(rows)])
     similarity = np.empty(len(centroids), np.float32)
@@ -114,7 +105,7 @@ def _numpy_group(rows: Floats, labels: Ints, unit: Floats, centroids: Floats, *,
             c *= np.float32((count[best] - 1) / count[best])
             c += np.multiply(x, np.float32(1.0 / count[best]), out=scaled)
             c *= np.float32(1.0 / np.sqrt(np.dot(c, c)))
-        labels[i] = first + best
+        labels[i] = best
     return found
 
 
@@ -285,19 +276,17 @@ def keys_of_texts(texts: Sequence[str]) -> tuple[list[int], list[bool]]:
     return keys, parsed
 
 
-def decoded_keys(tokenizer: Any, ids: torch.Tensor, first: int) -> tuple[list[int], list[bool]]:
-    """tokenizer.batch_decode + re + hash; rows without a tag get the hash of their first `first` tokens."""
-    return _with_first_n(tokenizer.batch_decode(ids, skip_special_tokens=True), ids, first)
+def decoded_keys(
+    tokenizer: Any, ids: torch.Tensor, first: int, *, in_rust: bool = False
+) -> tuple[list[int], list[bool]]:
+    """batch_decode + re + hash; rows without a tag get the hash of their first `first` tokens.
 
-
-def rust_decoded_keys(tokenizer: Any, ids: torch.Tensor, first: int) -> tuple[list[int], list[bool]]:
-    """The same with the tokenizers library's own decode_batch, which decodes rows in parallel outside Python."""
-    texts = tokenizer.backend_tokenizer.decode_batch(ids.tolist(), skip_special_tokens=True)
-    return _with_first_n(texts, ids, first)
-
-
-def _with_first_n(texts: Sequence[str], ids: torch.Tensor, first: int) -> tuple[list[int], list[bool]]:
-    keys, parsed = keys_of_texts(texts)
+    in_rust  by the tokenizers library's own decode_batch, which decodes rows in parallel outside Python
+    """
+    decode, rows = tokenizer.batch_decode, ids
+    if in_rust:
+        decode, rows = tokenizer.backend_tokenizer.decode_batch, ids.tolist()
+    keys, parsed = keys_of_texts(decode(rows, skip_special_tokens=True))
     for row, found in enumerate(parsed):
         if not found:
             keys[row] = hash(tuple(ids[row, :first].tolist()))
@@ -306,40 +295,39 @@ def _with_first_n(texts: Sequence[str], ids: torch.Tensor, first: int) -> tuple[
 
 def similar_loop(texts: Sequence[str], offsets: Sequence[int], threshold: float) -> Ints:
     """First fit by SequenceMatcher(None, text, first member).ratio(), as trainers write it."""
-    labels = np.empty(len(texts), np.int64)
-    first = 0
-    for start, end in pairwise(offsets):
-        representatives: list[str] = []
-        for i in range(start, end):
-            for k, other in enumerate(representatives):
-                if difflib.SequenceMatcher(None, texts[i], other).ratio() >= threshold:
-                    labels[i] = first + k
-                    break
-            else:
-                labels[i] = first + len(representatives)
-                representatives.append(texts[i])
-        first += len(representatives)
-    return labels
+
+    def similar(text: str, other: str) -> bool:
+        return difflib.SequenceMatcher(None, text, other).ratio() >= threshold
+
+    return _first_fit(texts, offsets, str, similar)
 
 
 def similar_loop_best(texts: Sequence[str], offsets: Sequence[int], threshold: float) -> Ints:
     """difflib as its documentation recommends: one indexed matcher per representative, cheap bounds first."""
+
+    def similar(text: str, matcher: difflib.SequenceMatcher[str]) -> bool:
+        matcher.set_seq1(text)
+        return all(r() >= threshold for r in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio))
+
+    return _first_fit(texts, offsets, lambda text: difflib.SequenceMatcher(None, b=text), similar)
+
+
+def _first_fit(
+    texts: Sequence[str], offsets: Sequence[int], represent: Callable[[str], Any], similar: Callable[[str, Any], bool]
+) -> Ints:
     labels = np.empty(len(texts), np.int64)
     first = 0
     for start, end in pairwise(offsets):
-        matchers: list[difflib.SequenceMatcher[str]] = []
+        representatives: list[Any] = []
         for i in range(start, end):
-            for k, matcher in enumerate(matchers):
-                matcher.set_seq1(texts[i])
-                if all(r() >= threshold for r in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)):
+            for k, other in enumerate(representatives):
+                if similar(texts[i], other):
                     labels[i] = first + k
                     break
             else:
-                labels[i] = first + len(matchers)
-                matcher = difflib.SequenceMatcher(None)
-                matcher.set_seq2(texts[i])
-                matchers.append(matcher)
-        first += len(matchers)
+                labels[i] = first + len(representatives)
+                representatives.append(represent(texts[i]))
+        first += len(representatives)
     return labels
 
 

@@ -264,7 +264,7 @@ class Hidden:
         return c.numpy_clusters(self.rows, self.offsets)
 
     def numpy_pool(self, _: Any = None) -> Any:
-        return c.numpy_clusters_pool(self.rows, self.offsets, threads=self.threads)
+        return c.numpy_clusters(self.rows, self.offsets, threads=self.threads)
 
     def torch_loop(self, _: Any = None) -> torch.Tensor:
         return c.torch_clusters(self.single, self.offsets)
@@ -476,7 +476,7 @@ def action_keys(ctx: Context) -> None:
     by_ids = [
         Entry("ours", OURS, ours, work, parsed),
         against(DECODE, lambda _: c.decoded_keys(tokenizer, batch.ids, 8)),
-        against(DECODE_RUST, lambda _: c.rust_decoded_keys(tokenizer, batch.ids, 8), note),
+        against(DECODE_RUST, lambda _: c.decoded_keys(tokenizer, batch.ids, 8, in_rust=True), note),
     ]
     same = _key_agreement(c.keys_of_texts(texts), from_text)
     by_text = [
