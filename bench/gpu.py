@@ -18,9 +18,7 @@ import torch
 
 import bipace_kernels as bk
 
-from . import chain, gpu_checks, gpu_hidden, gpu_report, gpu_stages
-from . import competitors as c
-from . import workloads as w
+from . import chain, competitors as c, gpu_checks, gpu_hidden, gpu_report, gpu_stages, workloads as w
 from .gpu_cases import BACKENDS, SWEEP, Batch, absent, dry_cuda, expected
 from .gpu_measure import Clock, DryClock, gpu
 from .gpu_report import CLUSTERING, COMMUNITIES, LOOP, WHOLE, by

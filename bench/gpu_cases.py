@@ -15,8 +15,7 @@ import torch
 import bipace_kernels as bk
 from bipace_kernels.backends import native_loader
 
-from . import roofline
-from . import workloads as w
+from . import roofline, workloads as w
 from .measure import all_cores
 from .roofline import Work
 from .stages import Hidden, canonical, number_agreement, partition_agreement

@@ -16,8 +16,7 @@ import torch
 
 import bipace_kernels as bk
 
-from . import gpu_stages
-from . import workloads as w
+from . import gpu_stages, workloads as w
 from .gpu_cases import BACKENDS, Batch, dry_cuda
 from .gpu_checks import WATCHED, watched
 from .stages import number_agreement, partition_agreement

@@ -15,9 +15,7 @@ import torch
 
 import bipace_kernels as bk
 
-from . import competitors as c
-from . import memory, roofline
-from . import workloads as w
+from . import competitors as c, memory, roofline, workloads as w
 from .measure import Effort, Side, available_memory, busy, compare
 from .report import GROWTH, PICTURES, Columns, Target, about, page, remark, short, shorts, table, target_table
 from .roofline import Ceilings, Work

@@ -11,8 +11,7 @@ import torch
 
 from .estimators.rows import ESTIMATORS, FUNCTION, PARTITIONS, VALUE_FUNCTION, VALUES, Estimator, Partition, StateValue
 from .inputs import checks
-from .settings import KERNELS, Fields, settings_of
-from .settings import PRESETS as PRESET_NAMES
+from .settings import KERNELS, PRESETS as PRESET_NAMES, Fields, settings_of
 from .support.errors import InputError, Named, near, refuse_unknown
 from .support.handles import Handled
 

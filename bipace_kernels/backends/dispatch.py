@@ -14,8 +14,7 @@ import torch
 
 from ..support import env
 from ..support.warnings import warn_once
-from . import contract as stages
-from . import cuda_loader, native_loader, triton_loader
+from . import contract as stages, cuda_loader, native_loader, triton_loader
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 

@@ -10,8 +10,7 @@ from ..backends import dispatch, threads
 from ..backends.records import out_of_range
 from ..config import Config
 from ..inputs import checks, interop
-from ..inputs.layout import Layout, check_layout
-from ..inputs.layout import layout as make_layout
+from ..inputs.layout import Layout, check_layout, layout as make_layout
 from ..inputs.transfer import to_device, to_host
 from ..inputs.values import raise_copies, unlike_first
 

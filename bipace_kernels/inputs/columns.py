@@ -15,8 +15,7 @@ from ..support.warnings import warn_of_unparsed, warn_once
 from . import checks
 from .checks import LateCheck
 from .ids import warn_of_text_ids
-from .layout import Layout, check_layout
-from .layout import layout as make_layout
+from .layout import Layout, check_layout, layout as make_layout
 from .observations import observation_codes
 from .transfer import to_device
 

@@ -7,14 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends import dispatch
-from ..backends import threads as _threads
+from ..backends import dispatch, threads as _threads
 from ..backends.dispatch import Backend
 from ..backends.records import Records
 from . import checks, interop
 from .ids import warn_of_text_ids
-from .layout import Layout, check_layout
-from .layout import layout as make_layout
+from .layout import Layout, check_layout, layout as make_layout
 from .transfer import to_device
 from .values import check_fingerprint
 

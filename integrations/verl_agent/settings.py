@@ -9,8 +9,7 @@ from typing import Any
 from ...config import Config, check_fields
 from ...features.embedders import EMBEDDERS, find
 from ...settings import EPSILON, NOT_NEGATIVE, SIMILARITY, Range, Setting, setting, settings_of
-from .._settings import FOLDER, LAYER, METHOD, OWN, OwnFields, is_embedder
-from .._settings import Settings as Shared
+from .._settings import FOLDER, LAYER, METHOD, OWN, OwnFields, Settings as Shared, is_embedder
 from .._states import States
 
 WHERE = "algorithm.gigpo."

@@ -9,8 +9,7 @@ import pytest
 import torch
 import trained_tokenizers
 from action_texts import GOLDEN_IDS, GOLDEN_TEXT, MODES, TABLE, byte_table, key, spelt, table_of, xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from lying import LyingList
 from refusals import refused
 

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 from action_texts import MODES, TABLE, key, spelt, table_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from marks import slow, slow_case_interpreted
-from ragged import BACKEND, nothing_waits, room, sentinels
-from ragged import stage as stage_of
+from ragged import BACKEND, nothing_waits, room, sentinels, stage as stage_of
 
 import bipace_kernels as bk
 

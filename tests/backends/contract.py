@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 from bipace_kernels.backends import contract as stages
-from bipace_kernels.backends.cpu import action_keys as cpu_action_keys
-from bipace_kernels.backends.cpu import clusters as cpu_clusters
-from bipace_kernels.backends.cpu import critic as cpu_critic
-from bipace_kernels.backends.cpu import episode as cpu_episode
-from bipace_kernels.backends.cpu import ngrams as cpu_ngrams
-from bipace_kernels.backends.cpu import observations as cpu_observations
-from bipace_kernels.backends.cpu import returns as cpu_returns
-from bipace_kernels.backends.cpu import similar as cpu_similar
-from bipace_kernels.backends.cpu import values as cpu_values
-from bipace_kernels.backends.cuda import action_keys as cuda_action_keys
-from bipace_kernels.backends.cuda import clusters as cuda_clusters
-from bipace_kernels.backends.cuda import values as cuda_values
-from bipace_kernels.backends.reference import action_keys as reference_action_keys
-from bipace_kernels.backends.reference import clusters as reference_clusters
-from bipace_kernels.backends.reference import combine as reference_combine
-from bipace_kernels.backends.reference import critic as reference_critic
-from bipace_kernels.backends.reference import episode as reference_episode
-from bipace_kernels.backends.reference import ngrams as reference_ngrams
-from bipace_kernels.backends.reference import observations as reference_observations
-from bipace_kernels.backends.reference import returns as reference_returns
-from bipace_kernels.backends.reference import similar as reference_similar
-from bipace_kernels.backends.reference import values as reference_values
-from bipace_kernels.backends.triton import action_keys as triton_action_keys
-from bipace_kernels.backends.triton import clusters as triton_clusters
-from bipace_kernels.backends.triton import combine as triton_combine
-from bipace_kernels.backends.triton import critic as triton_critic
-from bipace_kernels.backends.triton import episode as triton_episode
-from bipace_kernels.backends.triton import observations as triton_observations
-from bipace_kernels.backends.triton import returns as triton_returns
-from bipace_kernels.backends.triton import values as triton_values
+from bipace_kernels.backends.cpu import (
+    action_keys as cpu_action_keys,
+    clusters as cpu_clusters,
+    critic as cpu_critic,
+    episode as cpu_episode,
+    ngrams as cpu_ngrams,
+    observations as cpu_observations,
+    returns as cpu_returns,
+    similar as cpu_similar,
+    values as cpu_values,
+)
+from bipace_kernels.backends.cuda import (
+    action_keys as cuda_action_keys,
+    clusters as cuda_clusters,
+    values as cuda_values,
+)
+from bipace_kernels.backends.reference import (
+    action_keys as reference_action_keys,
+    clusters as reference_clusters,
+    combine as reference_combine,
+    critic as reference_critic,
+    episode as reference_episode,
+    ngrams as reference_ngrams,
+    observations as reference_observations,
+    returns as reference_returns,
+    similar as reference_similar,
+    values as reference_values,
+)
+from bipace_kernels.backends.triton import (
+    action_keys as triton_action_keys,
+    clusters as triton_clusters,
+    combine as triton_combine,
+    critic as triton_critic,
+    episode as triton_episode,
+    observations as triton_observations,
+    returns as triton_returns,
+    values as triton_values,
+)
 
 RETURNS: list[stages.Returns] = [reference_returns, cpu_returns, triton_returns]
 EPISODE: list[stages.Episode] = [reference_episode, cpu_episode, triton_episode]

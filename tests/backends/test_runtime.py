@@ -19,8 +19,7 @@ from paths import ROOT, python
 from refusals import refused
 
 import bipace_kernels as bk
-from bipace_kernels.backends import cuda_loader, dispatch, native_loader, triton_loader
-from bipace_kernels.backends import threads as _threads
+from bipace_kernels.backends import cuda_loader, dispatch, native_loader, threads as _threads, triton_loader
 from bipace_kernels.backends.cpu import similar
 from bipace_kernels.inputs.ids import number_objects
 

@@ -22,14 +22,12 @@ from clustering import (
     sample,
     sweep,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from marks import slow
 from paths import python
 from sized import Sized
 
-from bipace_kernels.backends import native_loader
-from bipace_kernels.backends import threads as _threads
+from bipace_kernels.backends import native_loader, threads as _threads
 from bipace_kernels.backends.cpu import clusters as cpu_clusters
 from bipace_kernels.backends.reference import clusters as reference_clusters
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 from certificate import BAND, direction
 from clustering import DTYPES, bit_case, check_partition, device_sweep, mixture, offsets_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from marks import slow, slow_case_interpreted, slow_interpreted
 from ragged import BACKEND, ON_CPU, nothing_waits, sentinels, stage
 from refusals import refused

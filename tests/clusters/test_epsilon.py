@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from batches import spread_out
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from paths import ROOT
 from refusals import refused
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from batches import spread_out
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from refusals import refused
 
 import bipace_kernels as bk

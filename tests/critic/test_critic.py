@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from batches import make_batch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import bipace_kernels as bk
 from bipace_kernels.backends.cpu import critic as cpu_critic

@@ -1,8 +1,7 @@
 """The CPU's episode term against the reference, also for trajectories that have no records."""
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sized import Sized
 
 from bipace_kernels.backends.cpu import episode as cpu

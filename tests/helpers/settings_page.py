@@ -4,10 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bipace_kernels.integrations._settings import OwnFields
-from bipace_kernels.integrations._settings import Settings as OfTrainers
-from bipace_kernels.integrations.verl_agent.settings import OF_GAE
-from bipace_kernels.integrations.verl_agent.settings import Settings as OfVerlAgent
+from bipace_kernels.integrations._settings import OwnFields, Settings as OfTrainers
+from bipace_kernels.integrations.verl_agent.settings import OF_GAE, Settings as OfVerlAgent
 from paths import ROOT
 
 import bipace_kernels as bk

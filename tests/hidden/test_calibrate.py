@@ -12,8 +12,7 @@ import torch
 from refusals import refused
 
 import bipace_kernels as bk
-from bipace_kernels.calibration import result as calibration
-from bipace_kernels.calibration import states as _calibration_states
+from bipace_kernels.calibration import result as calibration, states as _calibration_states
 from bipace_kernels.hidden import extract_layers, layers
 
 module = sys.modules["bipace_kernels.calibration.calibrate"]

@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bipace_kernels.hidden.positions import Positions
 from bipace_kernels.hidden.tap import expect

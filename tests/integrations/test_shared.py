@@ -17,8 +17,7 @@ from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations._turns import KINDS, Turns, keys_of, windows
 from bipace_kernels.integrations._versions import check_version
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 from tiny_encoder import Encoder
 from trained_tokenizers import byte_level

@@ -14,8 +14,7 @@ import torch
 from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, rows
-from bipace_kernels.integrations.trl import trainer as trainer_module
+from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, rows, trainer as trainer_module
 from datasets import Dataset
 from refusals import refused
 from transformers import HfArgumentParser, Qwen2ForCausalLM

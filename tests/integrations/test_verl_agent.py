@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from bipace_kernels.integrations import _states
-from bipace_kernels.integrations.verl_agent import Settings, attach
-from bipace_kernels.integrations.verl_agent import launch as launcher
+from bipace_kernels.integrations.verl_agent import Settings, attach, launch as launcher
 from bipace_kernels.integrations.verl_agent.batch import HIDDEN, HIDDEN_IDS, IDS, mark, write_advantages
 from bipace_kernels.integrations.verl_agent.capture import log_prob
 from omegaconf import OmegaConf

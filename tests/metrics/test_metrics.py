@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import CONFIGS, make_batch, spread_out
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 import bipace_kernels as bk

@@ -7,13 +7,11 @@ from difflib import SequenceMatcher
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from refusals import refused
 
 import bipace_kernels as bk
-from bipace_kernels.backends import native_loader
-from bipace_kernels.backends import threads as _threads
+from bipace_kernels.backends import native_loader, threads as _threads
 from bipace_kernels.backends.cpu import similar as cpu
 from bipace_kernels.backends.reference import similar as reference
 

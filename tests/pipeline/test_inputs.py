@@ -10,8 +10,7 @@ import pytest
 import torch
 from bad_inputs import BAD, BATCH, KINDS, N, bad_values
 from batches import CONFIGS, OUTPUTS, assert_same, make_batch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from lying import LyingList
 from refusals import refused
 
