@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rollout import CLOSE, COMMAND_TOKENS, OPEN, Episode, answer_text
+from rollout import CLOSE, COMMAND_TOKENS, OPEN, Episode, answer_text, tempered
 
 ROOM = 32  # columns that the rows' own keys grow by
 SPARE = 1 / 8  # share of rows that are over before the own keys are copied without them
@@ -181,6 +181,7 @@ class Continuation:
     rewards: list[float] = field(default_factory=list)
     written: int = 0  # tokens of the command in the making
     reading: deque[int] = field(default_factory=deque)  # of the observation, what is to be taken still
+    entropy: float = 0.0  # sum over the commands' tokens of the entropy of what they were drawn from, in nats
 
     def discounted(self, gamma: float) -> float:
         return sum(gamma**t * reward for t, reward in enumerate(self.rewards))
@@ -189,9 +190,9 @@ class Continuation:
 @torch.inference_mode()
 def continue_from(
     model: Any, markup: Any, pasts: Sequence[Sequence[int]], played: Sequence[Continuation], *,
-    generator: torch.Generator, command_tokens: int = COMMAND_TOKENS,
+    generator: torch.Generator, command_tokens: int = COMMAND_TOKENS, temperature: float = 1.0,
 ) -> None:  # fmt: skip
-    """Plays on at temperature 1: as many rows for each past, in the order of the pasts, each until it is over.
+    """Plays on: as many rows for each past, in the order of the pasts, each until it is over.
 
     `markup` says which token ends a command, how its tokens spell and which tokens an observation adds.
     """
@@ -199,18 +200,22 @@ def continue_from(
     slots: list[Continuation | None] = list(played)
     logits, writing = rows.first, list(range(len(slots)))
     while True:
-        cumulated = logits.float().softmax(-1).cumsum(1)
+        chance = tempered(logits.float(), temperature).exp()
+        cumulated, entropy = chance.cumsum(1), torch.special.entr(chance).sum(dim=1).tolist()
         drawn = torch.rand(len(writing), 1, generator=generator)
         sampled = torch.searchsorted(cumulated, drawn).clamp(max=logits.shape[1] - 1)
-        chosen = dict(zip(writing, sampled.squeeze(1).tolist(), strict=True))
+        chosen = dict(zip(writing, zip(sampled.squeeze(1).tolist(), entropy, strict=True), strict=True))
         token = [0] * len(slots)
         for slot, row in enumerate(slots):
             if row is None:
                 continue
-            token[slot] = row.reading.popleft() if row.reading else chosen[slot]
-            row.ids.append(token[slot])
             if slot not in chosen:
+                token[slot] = row.reading.popleft()
+                row.ids.append(token[slot])
                 continue
+            token[slot], of_token = chosen[slot]
+            row.ids.append(token[slot])
+            row.entropy += of_token
             row.written += 1
             if token[slot] == markup.end or row.written == command_tokens:
                 row.spans.append((len(row.ids) - row.written, len(row.ids)))

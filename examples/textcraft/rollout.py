@@ -136,7 +136,7 @@ def play(
     unread: list[list[int]] = [[] for _ in slots]  # tokens of each slot that the model has not read
 
     while True:
-        logp = _log_softmax(logits.float(), temperature)
+        logp = tempered(logits.float(), temperature)
         wanted = [0.0 if row is None else luck[row][min(episodes[row].drawn, len(luck[row]) - 1)] for row in slots]
         drawn = torch.tensor(wanted, device=device)[:, None]  # far cheaper than multinomial()
         sampled = torch.searchsorted(logp.exp().cumsum(1), drawn).clamp(max=logp.shape[1] - 1)
@@ -177,7 +177,8 @@ def play(
     return episodes
 
 
-def _log_softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+def tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-probabilities; at temperature 0 the likeliest token has all."""
     if temperature > 0:
         return torch.log_softmax(logits / temperature, dim=-1)
     return torch.full_like(logits, -torch.inf).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 0.0)

@@ -65,6 +65,8 @@ class Settings:
     gamma: float = 0.95
     step_weight: float = 1.0
     layer: int = -2
+    upper: int = 0  # blocks that are trained, the last ones; 0: everything
+    half: int = 0  # 1: bfloat16 on a CPU too
     epsilon: str = "auto"
     gae_lambda: float = 0.5
     shrinkage: float = 3.0  # of step-means: records of the prompt's mean in a mean by step

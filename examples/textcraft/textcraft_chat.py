@@ -16,7 +16,7 @@ RULES = (
     "craft 1 OUT using 2 A, 1 B: one of the crafting commands below, from what you have.\n\n"
 )
 make = TextCraft
-SEEDS = {"lessons": (101, 1000), "check": (102, 64), "truth": (103, 64)}  # and how many there are
+SEEDS = {"lessons": (101, 1000), "check": (102, 64), "truth": (103, 64), "train": (104, 400), "test": (105, 100)}
 
 
 @cache

@@ -32,11 +32,13 @@ class World:
     train   prompts of training; no two begin with the same text
     test    tasks to measure on
     env     makes the environment of one episode: rollout.Environment
+    play    plays episodes as rollout.play() does, which None is
     """
 
     train: Sequence[Any]
     test: Sequence[Any]
     env: Callable[[Any], Any]
+    play: Callable[..., list[Any]] | None = None
 
 
 LUCK = 7  # the seed of sampling in a check; evaluate() takes the next ones too
@@ -54,7 +56,7 @@ def measure(
     """Share of the tasks that are solved, one episode each, and the mean entropy of a token (nats, as it was drawn)."""
     from rollout import play
 
-    episodes = play(
+    episodes = (world.play or play)(
         model, tokenizer, [world.env(task) for task in tasks], horizon=settings.horizon, seed=luck,
         temperature=temperature, command_tokens=settings.command_tokens,
     )  # fmt: skip
@@ -119,6 +121,10 @@ def train(
             f"{settings.micro_batch}."
         )
     model, tokenizer = load(start)
+    if settings.upper:
+        model.requires_grad_(False)
+        for block in model.model.layers[-settings.upper :]:
+            block.requires_grad_(True)
     task_of = {world.env(task).prompt: task for task in world.train}
     prompts = list(task_of)
     groups = settings.updates * (settings.batch // settings.group)
@@ -133,7 +139,7 @@ def train(
         begun = time.perf_counter()
         policy = trainer.accelerator.unwrap_model(trainer.model)
         envs = [world.env(task_of[prompt]) for prompt in prompts]
-        episodes = play(
+        episodes = (world.play or play)(
             policy, tokenizer, envs, horizon=settings.horizon, seed=1_000_003 * (seed + 1) + trainer.state.global_step,
             command_tokens=settings.command_tokens,
         )  # fmt: skip
@@ -147,6 +153,7 @@ def train(
             "env_mask": [e.own for e in episodes],
             "step_rewards": [e.rewards for e in episodes],
             "observations": [e.observations[: len(e.commands)] for e in episodes],
+            **({} if world.play is None else {"actions": [e.commands for e in episodes]}),  # else by their tags
         }
 
     def solved(completions: list[str], step_rewards: list[list[float]], **_: Any) -> list[float]:
@@ -209,7 +216,8 @@ def train(
     own, bipace = OWN[method][0] if method in OWN else None, {**METHODS, **RIVALS}[method]
     args = BiPACEGRPOConfig(
         output_dir=str(work), save_strategy="steps", save_steps=SAVE_EVERY, save_total_limit=1,
-        report_to=[], disable_tqdm=True, logging_steps=1, use_cpu=device == "cpu", bf16=device != "cpu",
+        report_to=[], disable_tqdm=True, logging_steps=1, use_cpu=device == "cpu",
+        bf16=device != "cpu" or settings.half > 0,
         seed=seed, max_steps=settings.updates, per_device_train_batch_size=settings.micro_batch,
         gradient_accumulation_steps=settings.batch // settings.micro_batch, num_generations=settings.group,
         learning_rate=settings.learning_rate, lr_scheduler_type="constant", max_grad_norm=1.0, beta=0.0,

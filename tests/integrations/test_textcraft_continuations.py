@@ -1,6 +1,7 @@
 """Truth sets whose policy is a model: forwards and gradients are its own, and an interrupted set goes on."""
 
 import importlib.util
+import json
 import random
 
 import babyai_chat
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 import textcraft_chat
 import torch
+import train_language_model
+import trainer
 from continuations import Continuation, Rows, continue_from, returns_from, states_of, true_advantages
 from environment import TextCraft
 from model import load
 from rollout import play
+from settings import Settings
 from trained_tokenizers import learnt
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -113,6 +117,47 @@ def test_interrupted_lessons_end_with_the_same_weights(language, small, tmp_path
     for name, weight in found[0].items():
         assert torch.equal(weight, found[1][name]), name
         assert torch.equal(weight, before[name]) == (not any(f"layers.{k}." in name for k in (3, 4, 5))), name
+
+
+def test_training_in_turns_changes_only_the_upper_blocks(language, small, tmp_path, monkeypatch):
+    """A run by the TRL adapter, whose rollouts are the conversations that the lessons teach."""
+    for name, value in {"TRAIN": 4, "TEST": 2, "EVERY": 1}.items():
+        monkeypatch.setattr(train_language_model, name, value)
+    model, tokenizer = language_model.load(language)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "start")
+    world, before = train_language_model.world(), {name: weight.clone() for name, weight in model.named_parameters()}
+
+    def step(self, command):
+        return self.env.step(command)[0], float(len(command) % 2), False
+
+    monkeypatch.setattr(train_language_model.Spoken, "step", step)  # so that a random policy has something to learn
+    once, twice = (
+        world.play(
+            model, tokenizer, [world.env(world.train[i]) for i in (0, 1, 0)], horizon=3, seed=1, command_tokens=4
+        )
+        for _ in range(2)
+    )
+    for episode, again in zip(once, twice, strict=True):
+        starts = [at for at, own in enumerate(episode.own) if own and not (at and episode.own[at - 1])]
+        assert len(starts) == len(episode.commands) == len(episode.rewards) and episode.entropy > 0
+        assert episode.commands == again.commands
+        assert tokenizer.decode(episode.prompt_ids).count(episode.env.opening.splitlines()[0]) == 1
+    changes = ["updates=1", "batch=4", "group=2", "micro_batch=2", "upper=2", "horizon=3", "command_tokens=4"]
+    settings = Settings.of([*changes, "learning_rate=0.01"], train_language_model.DEFAULTS)
+    after = {}
+
+    def finish(policy, _):
+        after.update({name: weight.clone() for name, weight in policy.named_parameters()})
+        return {}
+
+    found = trainer.train("gae", 0, settings, world, tmp_path / "start", tmp_path / "work", finish=finish)
+    assert np.isfinite(found["updates"][0]["grad_norm"])
+    for name, weight in before.items():
+        assert torch.equal(weight, after[name]) == (not any(f"layers.{k}." in name for k in (4, 5))), name
+    train_language_model.run("step-means", 0, tmp_path / "runs", tmp_path / "start", changes)
+    (path,) = (tmp_path / "runs").glob("*.json")
+    assert [row["temperature"] for row in json.loads(path.read_text())["curve"]["1"]] == [1.0, 0.3, 0.0]
 
 
 @pytest.mark.parametrize("world", ["textcraft", pytest.param("babyai", marks=needs_minigrid)])
