@@ -4,8 +4,6 @@ Each source of csrc/cuda/ is compiled for each architecture of a release, with t
 reports registers, stack, spills and static shared memory of each kernel.  Dynamic shared memory is set by the launch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shutil

@@ -4,8 +4,6 @@ Needs the committed files of bench/truth and nothing else: no environment, no mo
 truth_rivals.py; what is measured: truth_measures.py; page and JSON: truth_tables.py; figure: truth_figure.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import multiprocessing

@@ -1,7 +1,5 @@
 """The figure of the truth benchmark: accuracy against rollouts per prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

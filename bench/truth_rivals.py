@@ -4,8 +4,6 @@ The regressions are those of examples/textcraft/baselines.py, fitted to the batc
 scikit-learn.  Their settings were chosen on the choose sets (bench/truth/FINDINGS.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

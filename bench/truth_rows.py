@@ -1,7 +1,5 @@
 """The rows of the truth benchmark: estimators by name, and those of one's own."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -22,8 +22,6 @@
 A batch < 0 has no truth (values 0): it is what the updates before saw, -1 the last one; where the set has any.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

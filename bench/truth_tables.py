@@ -1,7 +1,5 @@
 """The page and the JSON of the truth benchmark, and the tables of other pages that are written from the JSON."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -8,8 +8,6 @@ SAMPLED rollouts get their values by continuations.  Everything stays in `--out`
 where it was interrupted.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import time

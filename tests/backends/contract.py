@@ -1,7 +1,5 @@
 """Every backend's module against the Protocol of its stage: only for mypy (`make lint`), never executed."""
 
-from __future__ import annotations
-
 from bipace_kernels.backends import contract as stages
 from bipace_kernels.backends.cpu import (
     action_keys as cpu_action_keys,

@@ -1,7 +1,5 @@
 """What environments log, by the turns of TRL's own tool loop: calls that fail, several in one turn, none."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

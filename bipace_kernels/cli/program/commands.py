@@ -1,7 +1,5 @@
 """The commands of `bipace` and their options.  Nothing of bipace_kernels is imported before a command runs."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect
