@@ -3,6 +3,7 @@
 #include "bindings/gil.h"
 #include "cpu/gram.h"
 #include "cpu/greedy.h"
+#include "cpu/parallel.h"
 
 namespace bipace {
 
@@ -10,6 +11,18 @@ void bind_stages(py::module_& m);
 void bind_action_keys(py::module_& m);
 
 namespace {
+
+// For the tests of the pool: every task runs once, at any thread count.
+py::list parallel_squares(int64_t n_tasks, int n_threads) {
+  std::vector<int64_t> out(n_tasks);
+  {
+    const GilReleased release;
+    parallel_for(n_tasks, n_threads, [&](int64_t task, int) { out[task] += task * task; });
+  }
+  py::list result;
+  for (const int64_t value : out) result.append(value);
+  return result;
+}
 
 // For the tests of the kernels: x_i . x_j for all pairs of contiguous float32 rows.
 std::vector<double> dot_products(Address data, int64_t n, int64_t dim) {
@@ -42,6 +55,7 @@ PYBIND11_MODULE(_native, m) {
   });
   m.def("isa", [] { return std::string(bipace::dot_kernels().name); });
   m.def("set_isa", &bipace::set_isa);
+  m.def("parallel_squares", &bipace::parallel_squares);
   m.def("dot_products", &bipace::dot_products);
   bipace::bind_stages(m);
   bipace::bind_action_keys(m);

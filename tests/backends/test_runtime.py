@@ -154,6 +154,12 @@ def test_threads(monkeypatch):
         refused("num_threads must be None or an int of at least 1", _threads.using(bad).__enter__)
 
 
+def test_pool_runs_every_task_once():
+    native = native_loader.load()
+    for threads in (1, 2, 7, 64):
+        assert native.parallel_squares(1000, threads) == [i * i for i in range(1000)]
+
+
 def test_calls_from_several_threads_at_once():
     def work(_):
         return [bk.advantage(config=CONFIGS["bipace"], num_threads=3, **BATCH.arguments()) for _ in range(5)]
@@ -211,15 +217,13 @@ def test_results_do_not_depend_on_torchs_flags():
 def test_the_process_ends_while_daemon_threads_compute():
     """Python unwinds a thread that requests the GIL during interpreter shutdown, which C++ frames must not abort."""
     python("""
-import threading, time, torch
+import threading, time
 from bipace_kernels.backends import native_loader
 native = native_loader.load()
 def compute(n):
-    codes, labels, ends = torch.arange(n), torch.empty(n, dtype=torch.int64), torch.tensor([0, n])
-    addresses = codes.data_ptr(), ends.data_ptr(), 1, labels.data_ptr()
     while True:
-        native.cluster_exact(*addresses)
-for n in (10, 10, 1 << 22):
+        native.parallel_squares(n, 1)
+for n in (10, 10, 20_000_000):
     threading.Thread(target=compute, args=(n,), daemon=True).start()
 time.sleep(0.1)
 """)
