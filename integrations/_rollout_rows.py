@@ -154,11 +154,10 @@ class RolloutRows:
         penalty = torch.zeros(len(turns), dtype=torch.float64).index_add_(0, owner.flatten(), difference.flatten())
         n = int(trajectory.max()) + 1 if len(trajectory) else 0
         score = self.scores.double().cpu().sum(1)
-        at_end = turns.on_last(score).where(_last(ids), 0.0) + penalty
+        last = _last(ids)
+        at_end = turns.on_last(score).where(last, 0.0) + penalty
         if "step_rewards" not in self.extra:
-            of_last = torch.zeros(n, dtype=torch.float64).index_put_(
-                (trajectory[_last(ids)],), score[turns.row][_last(ids)]
-            )
+            of_last = torch.zeros(n, dtype=torch.float64).index_put_((trajectory[last],), score[turns.row][last])
             if ((score[turns.row] - of_last[trajectory]).abs() > 1e-5 * (1 + of_last[trajectory].abs())).any():
                 warn_once(
                     "rewards of rows",
@@ -175,7 +174,7 @@ class RolloutRows:
 
         total, valid = summed(at_end), ids["valid"]
         rest = states.beyond(total.where(valid, 0.0), summed(rewards).where(valid, 0.0))
-        return torch.where(_last(ids) & (rest != 0), rewards + rest, rewards), total
+        return torch.where(last & (rest != 0), rewards + rest, rewards), total
 
     def observations(self, tokenizer: Any) -> list[Any]:
         """[n] observation of each turn: `observation`, else the text of the tokens since the previous turn."""

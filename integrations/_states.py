@@ -23,6 +23,7 @@ from ..hidden.tap import Tap, tap
 from ..result import AdvantageResult
 from ..settings import EPSILON
 from ..support.files import atomic_file
+from ..support.warnings import warn_once
 from ._recorder import Recorder
 from ._settings import Settings
 from ._turns import KINDS, windows
@@ -122,9 +123,13 @@ class States:
         self.memory = ValueMemory(settings.memory_rows) if settings.config().needs_memory else None
         self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
         self.fitted = False  # whether any rollout's entries have matched its turns
-        self._set_aside = False  # whether a row has been
-        self._few = False  # whether a batch of few prompts has been
-        self._beyond = False  # whether rewards have held more than those of their steps
+        self._warned: set[str] = set()  # what a run is told once
+
+    def _warn(self, about: str, text: str) -> None:
+        """A warning, once in a run."""
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     @property
     def epsilon(self) -> float | None:
@@ -234,17 +239,15 @@ class States:
             found["truncated_fraction"] = len(trajectory[cut & valid].unique()) / max(1, n)
         shared = [f"share={config.share}"] if config.value_row is not None and config.share != "group" else []
         shared += ["step_norm=batch"] if config.step_norm == "batch" else []
-        if shared and lay.n_groups < FEW_PROMPTS and not self._few:
+        if shared and lay.n_groups < FEW_PROMPTS:
             kept = shared[0] == "share=batch" and config.value == "kernel"
             memory = f", or set {self.where}share=memory" if kept else ""
-            warnings.warn(
+            self._warn(
+                "few prompts",
                 f"a batch has {lay.n_groups} prompts ({lay.n_trajectories} rollouts, {lay.n_records} turns), and "
                 f"{' and '.join(self.where + one for one in shared)} work on a batch: with fewer than {FEW_PROMPTS} "
                 f"they are noisy.  Let the trainer hand over more at once (docs/gae.md says how){memory}.",
-                RuntimeWarning,
-                stacklevel=3,
             )
-            self._few = True
         return {f"bipace/{name}": value for name, value in found.items()}
 
     def set_aside(self, misfits: Mapping[int, str], b: int, must_fit: bool = True) -> Tensor:
@@ -257,30 +260,26 @@ class States:
             why = misfits[min(misfits)]
             if self.settings.on_invalid == "raise" or (must_fit and len(misfits) == b and not self.fitted):
                 raise ValueError(f"{why}.")
-            if not self._set_aside:
-                text = f"{why}: such rows are set aside, and counted in bipace/invalid_row_fraction."
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
-            self._set_aside = True
+            self._warn("aside", f"{why}: such rows are set aside, and counted in bipace/invalid_row_fraction.")
         self.fitted |= len(misfits) < b
         return torch.tensor([row in misfits for row in range(b)])
 
     def beyond(self, total: Tensor, of_steps: Tensor) -> Tensor:
         """float64 what the last step's reward is to have besides its own: R(τ) − Σ step_rewards, or 0 where only method
-        gae's rewards would have it, they are asked to ignore it, or it is within the rounding of float32.
+        gae's rewards would have it, they are asked to ignore it, it is within the rounding of float32, or the sum is
+        too large for a reward.
 
         total, of_steps   float64 R(τ), and sums of step_rewards, of equal shape
         """
         rest = total - of_steps
-        rest = rest.where(rest.abs() > 1e-5 * (1 + total.abs()), 0.0)
+        rest = rest.where((rest.abs() > 1e-5 * (1 + total.abs())) & (of_steps.abs() <= 1e37), 0.0)
         if self.settings.config().estimator != "gae" or not rest.any():
             return torch.zeros_like(rest)
         ignored = self.settings.reward_beyond_steps == "ignore"
-        if not self._beyond:
-            does = "is ignored" if ignored else "is added to the last step"
-            by = f"{self.where}reward_beyond_steps={self.settings.reward_beyond_steps}"
-            text = f"rewards hold up to {float(rest.abs().max()):g} beyond their step_rewards, which {does} ({by})."
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-        self._beyond = True
+        does = "is ignored" if ignored else "is added to the last step"
+        by = f"{self.where}reward_beyond_steps={self.settings.reward_beyond_steps}"
+        most = f"{float(rest.abs().max()):g}"
+        self._warn("beyond", f"rewards hold up to {most} beyond their step_rewards, which {does} ({by}).")
         return torch.zeros_like(rest) if ignored else rest
 
     def save(self, path: Path) -> None:
@@ -378,11 +377,13 @@ def has_dropout(model: torch.nn.Module) -> bool:
 
 
 def metrics_of(
-    result: AdvantageResult, embedder: str = "", epsilon: float | None = None, clusters: bool = True,
-    settings: Settings | None = None,
-) -> dict[str, float]:  # fmt: skip
+    result: AdvantageResult, embedder: str, epsilon: float | None, clusters: bool, settings: Settings | None
+) -> dict[str, float]:
     """Metrics for the trainer's log: those of the result, an own method, embedder, ε, value R² (NaN: undefined)."""
     metrics = result.metrics()
+    if share := metrics["bipace/invalid_row_fraction"]:
+        why = "a reward of None, not finite or beyond ±1e37, entries that match no turns, or a state that is no vector"
+        warn_once("invalid turns", f"{share:.1%} of a batch's turns are invalid: {why}; on_invalid=raise names one.")
     if settings is not None and settings.own is not None:
         metrics[f"bipace/method/{settings.method.rpartition('/')[2]}"] = 1.0
     if embedder:

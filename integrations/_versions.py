@@ -20,13 +20,12 @@ def check_version(trainer: str) -> None:
     oldest, newest = RUN_WITH[trainer]
     try:
         found = importlib.metadata.version(trainer)
-        public = Version(Version(found).public)  # without a build's own suffix, such as +cu1
-    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
-        found, public = "a checkout without a version", None
+        if Version(oldest) <= Version(Version(found).public) <= Version(newest):  # without a suffix, such as +cu1
+            return
+    except importlib.metadata.PackageNotFoundError:
+        found = "a checkout without a version"
     except InvalidVersion:
-        public = None
-    if public is not None and Version(oldest) <= public <= Version(newest):
-        return
+        pass
     text = (
         f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, but this is {found}: compare the "
         f"advantages of the first batch with bipace_kernels.advantage(), or install {trainer}=={newest}."

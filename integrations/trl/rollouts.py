@@ -125,6 +125,7 @@ class Said:
         self.of_function = getattr(trainer, "rollout_func", None) is not None
         self.has_tools = bool(getattr(trainer, "tools", None))
         self.environments = list(getattr(trainer, "environments", None) or ())[: len(inputs)]
+        self.used = Counter(map(id, self.environments))
         self.masked = turns.empty  # rows without a token to train
         self.misfits: dict[int, str] = {}
         self.must_fit = self.of_function
@@ -143,6 +144,8 @@ class Said:
                 self.misfits[row] = f"truncated of row {row} must be one bool, True if it was cut off, got {value!r}"
             elif row < len(cut) and cut[row]:
                 self.misfits[row] = f"truncated of row {row} was True before its first turn: reset() must set it False"
+            elif value and self.used[id(self.environments[row])] > 1:
+                self.misfits[row] = f"truncated of row {row} is that of several rollouts, which have one environment"
         return [None if row in self.misfits else value for row, value in enumerate(found)] or [None] * len(self.inputs)
 
     def by_turn(self, name: str) -> list[list[Entries] | None] | None:
@@ -158,10 +161,11 @@ class Said:
                 return None
             self.must_fit = False
         if not self.of_function:
-            shared = Counter(id(log) for log in given if log)
+            shared = self.used + Counter(id(log) for log in given if log)
+            why = "is that of several rollouts: make it in reset(), and an environment in each environment_factory()"
             for row, log in enumerate(given):
-                if shared[id(log)] > 1:
-                    self.misfits[row] = f"{name} of row {row} is one list of several environments: make it in reset()"
+                if log and max(shared[id(log)], shared[id(self.environments[row])]) > 1:
+                    self.misfits[row] = f"{name} of row {row} {why}"
             return [self._logged(row, name, log, n) for row, (log, n) in enumerate(zip(given, counts, strict=True))]
         mask, numbers = "the env_mask of rollout_func", name == "step_rewards"
         found, misfits = self.turns.entries(given, name, mask, numbers=numbers)

@@ -65,7 +65,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        if self._bipace.settings.keeps_own_advantages or not self.model.training:
+        states = self._bipace
+        if states.settings.keeps_own_advantages or not self.model.training:
             found: dict[str, Any] = super()._generate_and_score_completions(inputs)
             return found
         self._bipace_watched = watched = _Watched()
@@ -78,19 +79,16 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         # through the same model.
         hidden = watched.hidden if "old_per_token_logps" in output else None
         waits = hidden is None and self._bipace_waits
-        batch = prepare(
-            self, inputs, output, watched.rewards, self._bipace, hidden=hidden, loop=watched.loop, later=waits
-        )
+        batch = prepare(self, inputs, output, watched.rewards, states, hidden=hidden, loop=watched.loop, later=waits)
         if waits:
             self._bipace_waiting = batch
             device = output["completion_ids"].device
             output[ROW] = torch.arange(batch.rows.turns.shape[0], device=device)
-            output["advantages"] = torch.full(
-                batch.rows.turns.shape, torch.nan, device=device
-            )  # they must not be read yet
+            # They must not be read yet.
+            output["advantages"] = torch.full(batch.rows.turns.shape, torch.nan, device=device)
             return output
-        if hidden is None and self._bipace.may_be_hidden and not batch.why:
-            hidden = early_exit(self, output, batch.rows.turns, self._bipace.settings.layer)
+        if hidden is None and states.may_be_hidden and not batch.why:
+            hidden = early_exit(self, output, batch.rows.turns, states.settings.layer)
         output["advantages"] = self._bipace_credit(batch, hidden)
         return output
 

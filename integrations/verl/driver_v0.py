@@ -1,6 +1,7 @@
 """verl's RayPPOTrainer with BiPACE: hidden states from the output of log-probs, rows from the DataProto."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from . import estimator
 from .estimator import EXTRA, HIDDEN, NAME
 
 ROW = "bipace_row"  # number of a row before _balance_batch moves it, unique over the batches of a process
+PADDING = re.compile("pad[0-9a-f]{32}")  # uid of rows that verl adds; other ids may begin so too
 _next_number = itertools.count().__next__
 _trainer: Any = None  # of this process, for compute_advantage(), which is a function
 
@@ -97,7 +99,7 @@ def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> RolloutRows:
         group=list(map(str, given["uid"])),
         trajectory=list(map(str, given["traj_uid"])) if several else list(map(int, given.get(ROW, range(n)))),
         place=list(map(int, given["step"])) if several else [0] * n,
-        valid=torch.tensor([not str(uid).startswith("pad") for uid in given["uid"]]),
+        valid=torch.tensor([not PADDING.fullmatch(str(uid)) for uid in given["uid"]]),
         extra={name: list(given[name]) for name in EXTRA if name in given},
         hidden=hidden,
         extra_name="non_tensor_batch",

@@ -83,7 +83,7 @@ class Bipace:
             raise ValueError(f"{WHERE}cluster_on must be driver, or workers with trainer.use_v1=True, got {place!r}.")
         if place == "workers" and self.settings.config().value_row is not None:
             raise ValueError(
-                f"{WHERE}cluster_on must be driver for method={self.settings.method}; or set method to bipace."
+                f"{WHERE}cluster_on must be driver for method={self.settings.method}; or set method=bipace."
             )
         if place == "workers" and self.settings.epsilon == "follow":
             raise ValueError(

@@ -15,10 +15,7 @@ from .batch import mark, texts, write_advantages
 from .settings import WHERE, Settings, keys
 
 CONFIG = Path(__file__).with_name("config")
-UNTESTED = (
-    ", so this version of verl-agent was not tested with bipace_kernels.integrations: install the commit that "
-    "docs/verl_agent.md names."
-)
+UNTESTED = ", so this version of verl-agent was not tested with it: install the commit that docs/verl_agent.md names."
 
 
 def added(*searchpaths: str) -> list[str]:

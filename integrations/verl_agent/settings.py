@@ -117,9 +117,7 @@ class Settings:
         known = list(settings_of(cls))
         for key in given:
             if key not in (*known, *BIPACE) and str(key).startswith(ours):
-                raise ValueError(
-                    f"{WHERE}{key} is not a BiPACE setting; the settings are {', '.join([*known, *BIPACE])}."
-                )
+                raise ValueError(f"{WHERE}{key} is not a BiPACE setting; they are {', '.join([*known, *BIPACE])}.")
         gae = gae_of(given, algorithm["gamma"])
         if not (given.get("bisim_grouping") or given.get("cacb_enabled") or gae):
             if given.get("bipace_episode_scope", "step") != "step":

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,6 @@ import bipace_kernels as bk
 import bipace_kernels.hidden.layers
 
 LAYERS = (-8, -3, -1)
-
-
-def wrap_ddp(model: Any) -> Any:
-    return torch.nn.parallel.DistributedDataParallel(model)
 
 
 def wrap_fsdp1(model: Any) -> Any:
@@ -51,7 +48,8 @@ def wrap_zero3(model: Any) -> Any:
     return engine
 
 
-WRAPPERS = {"ddp": wrap_ddp, "fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2, "zero3": wrap_zero3}
+ddp = torch.nn.parallel.DistributedDataParallel
+WRAPPERS = {"ddp": ddp, "fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2, "zero3": wrap_zero3}
 
 
 def plain_states(ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -157,11 +155,6 @@ def check_interrupt(wrap: Callable[[Any], Any], *, ranks: tuple[int, ...] = (0, 
     return found
 
 
-def check_alone(wrap: Callable[[Any], Any]) -> dict[str, Any]:
-    """A stop only on rank 0, which then exits: the last case of its processes, since it breaks their group."""
-    return check_interrupt(wrap, ranks=(0,))
-
-
 def tree(model: Any) -> list[Any]:
     """What modules there are, where, and in which mode."""
     return [(id(m), m.training, [(name, id(child)) for name, child in m._modules.items()]) for m in model.modules()]
@@ -187,6 +180,8 @@ def training_step(model: Any) -> tuple[float, list[float]]:
     return found
 
 
+# A stop only on rank 0, which then exits: the last case of its processes, since it breaks their group.
+check_alone = partial(check_interrupt, ranks=(0,))
 CHECKS = {"tap": check_tap, "extract": check_extract, "interrupt": check_interrupt, "alone": check_alone}
 
 

@@ -45,10 +45,6 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-def _with_byte_tokens(vocabulary: list[str]) -> list[str]:
-    return ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *vocabulary]
-
-
 @functools.cache
 def sentencepiece_style(kind: str = "llama") -> Tokenizer:
     """As Llama 2 and Mistral ("llama": a space goes before the text and is dropped on decoding) or Gemma ("gemma")."""
@@ -56,8 +52,9 @@ def sentencepiece_style(kind: str = "llama") -> Tokenizer:
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always" if kind == "llama" else "never")
     trained.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=400, show_progress=False))
     spec = json.loads(trained.to_str())
-    pieces = sorted(spec["model"]["vocab"], key=spec["model"]["vocab"].get)
-    vocabulary = {piece: index for index, piece in enumerate(_with_byte_tokens(pieces))}
+    bytes_before = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces = bytes_before + sorted(spec["model"]["vocab"], key=spec["model"]["vocab"].get)
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
     merges = [tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in spec["model"]["merges"]]
     unknown = {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **unknown))

@@ -478,6 +478,7 @@ def test_a_reward_beyond_those_of_steps_is_added_once_at_the_last_step_of_its_ro
     assert records["rewards"].tolist()[:8] == [0.25, 0.5, 0.0, 0.5 + more, 0.0, 0.5 + more, 1.0, 1.0]
     published = States(Settings(method="bipace"))  # its A_ep has R(τ)
     assert not published.beyond(torch.tensor([3.0]), torch.tensor([1.0])).any()
+    assert not states.beyond(torch.ones(1), torch.tensor([1e300], dtype=torch.float64)).any()  # which is no reward
 
 
 @pytest.mark.parametrize("share", ["batch", "memory", "group"])

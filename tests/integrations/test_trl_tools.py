@@ -29,12 +29,13 @@ GO = [{"prompt": [{"role": "user", "content": "Go. "}]}]
 
 @pytest.fixture
 def records(monkeypatch):
-    """What bk.advantage() is given, call by call."""
+    """What bk.advantage() is given and returns, call by call."""
     seen, run = [], bk.advantage
 
-    def advantage(*args, **kwargs):
-        seen.append(kwargs)
-        return run(*args, **kwargs)
+    def advantage(**given):
+        result = run(**given)
+        seen.append({**given, "result": result})
+        return result
 
     monkeypatch.setattr(bk, "advantage", advantage)
     return seen
@@ -284,6 +285,18 @@ class Sticking(Walk):
         self.truncated |= direction == "south"
 
 
+class Told(Walk):
+    """Ends of itself where it is not at home, whatever TRL's budget made of it."""
+
+    def reset(self, **_) -> str:
+        self.truncated = False
+        return super().reset()
+
+    def _log(self, direction):
+        super()._log(direction)
+        self.truncated = self.place == 0
+
+
 @pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
 def test_truncated_that_stays_from_an_earlier_rollout_sets_its_row_aside(tmp_path, records, on_invalid):
     options = {"bipace_method": "gae", "bipace_value": "group", "bipace_on_invalid": on_invalid}
@@ -298,10 +311,17 @@ def test_truncated_that_stays_from_an_earlier_rollout_sets_its_row_aside(tmp_pat
     assert not output["advantages"][2].any() and output["advantages"][0].any()
 
 
-def test_one_list_of_several_environments_sets_their_rows_aside(tmp_path, records):
-    with pytest.warns(RuntimeWarning, match="step_rewards of row 0 is one list of several environments"):
-        trainer, _ = one_batch(tmp_path, SCRIPTS, Shared, bipace_embedder="ngram")
+@pytest.mark.parametrize("one", [Shared, Sequences(), Told()])
+def test_what_several_rollouts_share_sets_their_rows_aside(tmp_path, records, one):
+    """A list of the class, or an environment that is handed out again and again."""
+    name = "truncated" if isinstance(one, Told) else "step_rewards"
+    scripts, environment = [[NORTH, answer("so")], [SOUTH, answer("so")]] * 2, one if one is Shared else lambda: one
+    with pytest.warns(RuntimeWarning, match=f"{name} of row 0 is that of several rollouts"):
+        trainer, _ = one_batch(tmp_path, scripts, environment, bipace_method="gae", bipace_value="group")
     assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [1.0]
+
+
+def test_one_list_that_is_handed_out_as_copies(tmp_path, records):
     with pytest.warns(RuntimeWarning, match="row 1 does not .* after its last turn: is the list one of several"):
         one_batch(tmp_path, SCRIPTS, Copying, bipace_embedder="ngram")  # as far as rollouts had ended
 
@@ -404,18 +424,6 @@ class Logging(Scripted):
         return output
 
 
-class Told(Walk):
-    """Ends of itself where it is not at home, whatever TRL's budget made of it."""
-
-    def reset(self, **_) -> str:
-        self.truncated = False
-        return super().reset()
-
-    def _log(self, direction):
-        super()._log(direction)
-        self.truncated = self.place == 0
-
-
 OWN = {"on_invalid": "singleton", "duplicates": "once"}
 GAE = {"bipace_method": "gae", "bipace_value": "cluster"}
 
@@ -492,15 +500,8 @@ class Wild(tt.BiPACEGRPOTrainer, Drawn):
 
 
 @pytest.mark.slow
-def test_two_hundred_updates_with_a_hostile_environment(tmp_path, monkeypatch):
+def test_two_hundred_updates_with_a_hostile_environment(tmp_path, monkeypatch, records):
     """Finite losses, and every rollout is in its batch: with its turns, or set aside and counted."""
-    batches, run = [], bk.advantage
-
-    def advantage(**given):
-        batches.append((given, run(**given)))
-        return batches[-1][1]
-
-    monkeypatch.setattr(bk, "advantage", advantage)
     monkeypatch.setattr(tt, "make_model", partial(tt.make_model, num_hidden_layers=2, hidden_size=16))
     rewards = [lambda environments, **_: [None if e.place < -1 else float(e.place) for e in environments]]
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("Go. ", "Walk. ")]})
@@ -510,14 +511,15 @@ def test_two_hundred_updates_with_a_hostile_environment(tmp_path, monkeypatch):
     with pytest.warns(RuntimeWarning, match="such rows are set aside"):
         trainer.train()
     logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert len(logs) == len(batches) == 200
+    assert len(logs) == len(records) == 200
     assert torch.tensor([[log["loss"], log["grad_norm"]] for log in logs]).isfinite().all()
     assert all(p.isfinite().all() for p in trainer.model.parameters())
     aside = 0
-    for log, (given, result) in zip(logs, batches, strict=True):
-        assert given["trajectory"].unique().tolist() == list(range(4)) and result.advantage.isfinite().all()
+    for log, given in zip(logs, records, strict=True):
+        advantage = given["result"].advantage
+        assert given["trajectory"].unique().tolist() == list(range(4)) and advantage.isfinite().all()
         bad = given["rewards"].isnan() | given["episode_return"].isnan()
         assert log["bipace/invalid_row_fraction"] == pytest.approx(float(bad.double().mean()))
-        assert not result.advantage[bad].any()
+        assert not advantage[bad].any()
         aside += int(bad.sum())
-    assert 0 < aside < sum(len(given["rewards"]) for given, _ in batches) / 2
+    assert 0 < aside < sum(len(given["rewards"]) for given in records) / 2

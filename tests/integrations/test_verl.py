@@ -379,10 +379,12 @@ def test_a_row_per_step_shuffled_with_padding_and_copies(advantages):
         got, _ = advantages(of(**given), by_steps([3, 0, 4, 1, 2, 3, 0])[0])
         assert torch.equal(got[[1, 3, 4, 0, 2], 0], wanted.advantage) and torch.equal(got[5:], got[:2])
     data, _ = by_steps([0, 1, 2, 3, 4, 0])
-    data.non_tensor_batch["uid"][5], data.non_tensor_batch["traj_uid"][5] = "pad7", "p"
     data.batch["response_mask"][5] = 0
     bipace = of(**settings)
-    got, _ = advantages(bipace, data)
+    for uid, prompts in (("paddle", 2), (f"pad{7:032x}", 1)):  # an id of one's own that begins so is no padding
+        data.non_tensor_batch["uid"][5], data.non_tensor_batch["traj_uid"][5] = uid, "p"
+        got, _ = advantages(bipace, data)
+        assert bipace.metrics["bipace/prompts"] == prompts
     assert torch.equal(got[:5, 0], result.advantage) and not got[5].any()
     assert bipace.metrics["bipace/singleton_row_fraction"] == result.metrics()["bipace/singleton_row_fraction"]
 

@@ -409,7 +409,7 @@ GAE_KEYS = ["bipace_method=gae"]
 
 
 @pytest.mark.parametrize(("keys", "others", "message"), [
-    (["bisim_epsilon=0.1"], [], r"gigpo\.bisim_epsilon is not a BiPACE setting; the settings are .*bisim_eps"),
+    (["bisim_epsilon=0.1"], [], r"gigpo\.bisim_epsilon is not a BiPACE setting; they are .*bisim_eps"),
     (["cacb_estimator=diff"], [], "cacb_estimator must be one of q_style, counterfactual"),
     (["cacb_enabled=1"], [], "cacb_enabled must be True or False, got 1"),
     (["bisim_eps=3"], [], "bisim_eps must be a number 0 or in"),
