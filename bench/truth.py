@@ -27,8 +27,9 @@ from .truth_tables import ABOUT, as_json, as_markdown, comparison, leaderboard, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints the tables, writes truth.md, truth.json and truth.png."""
-    parser = report.parser("truth", ABOUT, writes="truth.md, truth.json and truth.png")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    description, _, more = ABOUT.partition("\n\n- ")
+    parser = report.parser("truth", description, writes="truth.md, truth.json and truth.png")
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, f"- {more}"
     option = functools.partial(parser.add_argument, metavar="TEXT", default="")
     about = "your own, or MODULE:NAME: a bk.Config, or a function of a Batch (truth_batches.py) that gives advantages"
     option("--estimator", action="append", default=[], metavar="FILE.py:NAME", help=f"{about}; may be repeated")
@@ -43,8 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         parser.add_argument(f"--{name}", action="store_true", help=f"also {what}")
     parser.add_argument("--leaderboard", action="store_true", help="print the table of docs/leaderboard.md, and end")
-    parser.add_argument("--pages", action="store_true", help="write the marked tables of docs/leaderboard.md and "
-                        "FINDINGS.md again from the committed results, and end")  # fmt: skip
+    parser.add_argument("--pages", action="store_true", help="write the pages' tables from committed results, and end")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the sets are")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="(default: %(default)s)")
     arguments = parser.parse_args(argv)

@@ -14,6 +14,7 @@ from .inputs import checks
 from .settings import KERNELS, PRESETS as PRESET_NAMES, Fields, settings_of
 from .support.errors import InputError, Named, near, refuse_unknown
 from .support.handles import Handled
+from .support.warnings import warn_once
 
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
 
@@ -58,7 +59,6 @@ class Config(Handled, Fields, Derived):
     docs/estimator.md and docs/gae.md define the formulas, docs/settings.md lists the values that each field accepts.
     estimator may be a function: it gets `StepRecords`, the records that take part, and returns A_S [M].  So may value,
     which then returns V̂ [M].  A function can be pickled if it is at a module's top level.
-
     """
 
     def __post_init__(self) -> None:
@@ -131,16 +131,22 @@ class Config(Handled, Fields, Derived):
         Config.__init__(self, **given)  # checks them: a state can have been edited, or be of a later version
 
     @classmethod
-    def _of(cls, given: dict[str, Any]) -> Config:
-        """Config(**given); the TypeError for an unknown field suggests a known one."""
-        if not torch.compiler.is_compiling():
-            refuse_unknown("Config", given, [field.name for field in fields(cls)], "field")
-        return cls(**given)
+    def _of(cls, defaults: dict[str, Any], changes: dict[str, Any]) -> Config:
+        """A preset with changes; TypeError for an unknown field, one warning for each that nothing reads."""
+        if torch.compiler.is_compiling():
+            return cls(**{**defaults, **changes})
+        refuse_unknown("Config", changes, [field.name for field in fields(cls)], "field")
+        made = cls(**{**defaults, **changes})
+        for name, row in settings_of(cls).items():
+            if changes.get(name, row.trainer) != row.trainer and not row.has_effect(made):  # trainers give theirs
+                text = f"{name} has no effect with estimator={made.estimator_name!r}: leave it out."
+                warn_once(f"unused {name}", text, stacklevel=3)
+        return made
 
     @classmethod
     def grpo(cls, **changes: Any) -> Config:
         """GRPO: A = A_ep, the same for every step of a trajectory (paper eq. 1)."""
-        return cls._of({"partition": "none", "estimator": "none", **changes})
+        return cls._of({"partition": "none", "estimator": "none"}, changes)
 
     @classmethod
     def gigpo(cls, mode: str | None = None, **changes: Any) -> Config:
@@ -150,25 +156,21 @@ class Config(Handled, Fields, Derived):
                "mean_norm" and "mean_std_norm": verl-agent's two modes, with its population of step records and raw
                returns of lone trajectories; the first does not divide by σ, the second divides both terms.
         """
-        verl_agent = {"episode_scope": "step", "lone_trajectory": "raw"}
-        modes: dict[str | None, dict[str, str]] = {
-            None: {},
-            "mean_norm": {"episode_norm": "none", "step_norm": "none", **verl_agent},
-            "mean_std_norm": {"episode_norm": "std", "step_norm": "std", **verl_agent},
-        }
-        if mode not in modes:
+        if mode not in (None, "mean_norm", "mean_std_norm"):
             raise ValueError(f"mode must be None, 'mean_norm' or 'mean_std_norm', got {mode!r}.")
-        return cls._of({"partition": "exact", "estimator": "mean", **modes[mode], **changes})
+        norm = "none" if mode == "mean_norm" else "std"
+        verl_agent = {"episode_norm": norm, "step_norm": norm, "episode_scope": "step", "lone_trajectory": "raw"}
+        return cls._of({"partition": "exact", "estimator": "mean", **(verl_agent if mode else {})}, changes)
 
     @classmethod
     def hgpo(cls, history_length: int = 2, **changes: Any) -> Config:
         """HGPO: clusters of equal observation histories at all depths, their advantages weighted by depth."""
-        return cls._of({"partition": "history", "estimator": "hgpo", "history_length": history_length, **changes})
+        return cls._of({"partition": "history", "estimator": "hgpo", "history_length": history_length}, changes)
 
     @classmethod
     def bigpo(cls, epsilon: float = 0.10, **changes: Any) -> Config:
         """BiGPO: greedy cosine clusters of hidden states, A = A_ep + w (R − mean_C) (paper eq. 5)."""
-        return cls._of({"partition": "cosine", "estimator": "mean", "epsilon": epsilon, **changes})
+        return cls._of({"partition": "cosine", "estimator": "mean", "epsilon": epsilon}, changes)
 
     @classmethod
     def bipace(cls, epsilon: float = 0.10, estimator: str = "q_style", **changes: Any) -> Config:
@@ -178,7 +180,7 @@ class Config(Handled, Fields, Derived):
         """
         if estimator not in PACE_ESTIMATORS:
             raise ValueError(f"estimator must be one of {', '.join(PACE_ESTIMATORS)} for BiPACE, got {estimator!r}.")
-        return cls._of({"partition": "cosine", "estimator": estimator, "epsilon": epsilon, **changes})
+        return cls._of({"partition": "cosine", "estimator": estimator, "epsilon": epsilon}, changes)
 
     @classmethod
     def gae(cls, value: str | Callable[..., Any] = "kernel", embedder: str = "actor_hidden", **changes: Any) -> Config:
@@ -189,13 +191,11 @@ class Config(Handled, Fields, Derived):
         embedder   what made the kernel's fingerprints, on which its defaults and that of λ depend (docs/gae.md):
                    "actor_hidden", "ngram", "identity" or "sentence"; "sentence" also for those of your own.
         """
-        row = VALUES.get(value) if isinstance(value, str) else None
-        partition = "exact" if row is not None and row.has_clusters else "none"
         if embedder not in KERNELS:
             raise ValueError(f"embedder must be one of {', '.join(KERNELS)}, got {embedder!r}.")
-        defaults = {"partition": partition, "step_norm": "batch", "episode_weight": 0.0}
+        defaults = {"partition": "exact" if value == "cluster" else "none", "estimator": "gae", "step_norm": "batch"}
         defaults |= KERNELS[embedder] if value == "kernel" else {}
-        return cls._of({**defaults, "estimator": "gae", "value": value, **changes})
+        return cls._of({**defaults, "value": value, "episode_weight": 0.0}, changes)
 
 
 _help = "".join(f"\n    {name:<19}  {row.help}" for name, row in settings_of(Config).items())

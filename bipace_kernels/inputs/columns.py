@@ -112,11 +112,11 @@ def check_config(config: Config | str | None) -> Config:
     """The configuration; a preset's name stands for the preset, and None for "bipace"."""
     if isinstance(config, Config):
         return config
-    name = "bipace" if config is None else config
-    if isinstance(name, str) and name in _OF_PRESETS:
-        return _OF_PRESETS[name]
+    if config is None or (isinstance(config, str) and config in _OF_PRESETS):
+        return _OF_PRESETS[config or "bipace"]
     got = repr(config) if isinstance(config, str) else checks.type_name(config)
-    kind, end = ValueError if isinstance(config, str) else TypeError, near(config, _OF_PRESETS)
+    kind, method = ValueError if isinstance(config, str) else TypeError, getattr(config, "__name__", "")
+    end = f": call it, Config.{method}()." if method in _OF_PRESETS else near(config, _OF_PRESETS)
     raise kind(f"config must be a bipace_kernels.Config or one of {', '.join(_OF_PRESETS)}, got {got}{end}")
 
 

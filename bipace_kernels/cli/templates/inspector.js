@@ -923,7 +923,7 @@ async function start() {
   $("#estimator").append(...data.estimators.map((row) => option(row.key, row.label)));
   $("#partition").append(...data.partitions.map((row) => option(row.key, row.label)));
   const trained = data.partitions.some((row) => row.key === "trained");  // a training run's own credit comes first
-  $("#estimator").value = trained ? "trained" : data.has_actions ? "bipace" : "bigpo";
+  $("#estimator").value = trained ? "trained" : data.has_actions ? "bipace" : "bigpo";  // which use the clusters shown
   $("#partition").value = trained ? "trained" : "cosine";
   $("#file").append(option("", "any"), ...fileOrder().map((file) => option(String(file), fileName(file))));
   $("#above").value = data.success_above ?? 0;
