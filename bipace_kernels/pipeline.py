@@ -12,6 +12,7 @@ errors before anything is clustered; on a GPU nothing synchronizes, and errors a
 
 import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -135,18 +136,24 @@ def run(
     check_memory(memory, cfg)
     where = checks.one_device(given)
     chosen = dispatch.choose(backend, where)
+    at_end: list[Callable[[], None]] = []
     with threads.using(num_threads):
         x, everyone = check_inputs(given, layout, cfg, where, deferred=chosen.deferred)
-        result = chain(chosen, x, everyone, memory)
-    if check == "now":
-        result.check()
+        result = chain(chosen, x, everyone, memory, at_end)
+        if check == "now":
+            result.check()
+        for keep in at_end:
+            keep()
     return result
 
 
-def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | None = None) -> AdvantageResult:
+def chain(
+    backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | None, at_end: list[Callable[[], None]]
+) -> AdvantageResult:
     """The arrows.  ValueError for copies of a step under duplicates="raise" and, on the CPU, for bad values.
 
     everyone   the layout of all records, including copies of a step
+    at_end     gets what a call that succeeds adds to the memory
     """
     cfg = x.config
     if everyone.first is not None and cfg.duplicates == "raise":
@@ -179,7 +186,7 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
         records, trajectory_return, cfg.episode_scope, cfg.episode_norm, cfg.lone_trajectory, cfg.delta
     )
 
-    terms = terms_of(Batch(backend, cfg, x, layout, records, step_return, episode, memory))
+    terms = terms_of(Batch(backend, cfg, x, layout, records, step_return, episode, memory, at_end))
     weights = None if cfg.estimator_row.whole else (float(cfg.episode_weight), float(cfg.step_weight))
     rows = backend.combine.combine(records, step_return, episode, terms, weights)
     if terms.value is None:

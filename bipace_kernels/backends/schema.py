@@ -60,7 +60,7 @@ def signs(dim: int, folded: int) -> torch.Tensor:
     """[dim] float32 ±1 with which rows are folded, by an integer hash of the column; 1 where they are not."""
     column = torch.arange(dim)
     if folded >= dim:
-        return torch.ones(dim)
+        return torch.ones(dim, dtype=torch.float32)
     mixed = (column * 0x9E3779B1) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
     return 1.0 - 2.0 * (mixed >> 31).to(torch.float32)

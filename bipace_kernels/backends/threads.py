@@ -1,4 +1,4 @@
-"""Threads of a public call: how many native kernels take, and in a forked child one for torch."""
+"""Surroundings of a public call: threads of native kernels, one of torch in a forked child, the CPU as default."""
 
 import contextlib
 import numbers
@@ -39,14 +39,16 @@ def using(num_threads: Any = None) -> Iterator[None]:
     """The count of all native calls inside; None keeps the outer one.  ValueError for a bad BIPACE_NUM_THREADS.
 
     Every public function runs inside, if only as `@using()`: a forked child inherits torch's pool without its threads,
-    for which torch would wait forever, so there it works alone meanwhile, as it does in DataLoader's workers.
+    for which torch would wait forever, so there it works alone meanwhile, as it does in DataLoader's workers.  And
+    whatever torch.set_default_device() says, tensors without a device are on the CPU, where native code reads them.
     """
     token = _chosen.set(checked(num_threads) or count())
     of_torch = torch.get_num_threads() if _forked else 1
     try:
         if of_torch > 1:
             torch.set_num_threads(1)
-        yield
+        with torch.device("cpu") if torch.empty(0).device.type != "cpu" else contextlib.nullcontext():
+            yield
     finally:
         if of_torch > 1:
             torch.set_num_threads(of_torch)

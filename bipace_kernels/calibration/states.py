@@ -28,13 +28,13 @@ def token_ids(prompts: Any, tokenizer: Any) -> list[list[int]]:
     """Token ids of each prompt: a text, chat messages, or token ids."""
     if isinstance(prompts, (str, bytes, Mapping, Tensor)) or not isinstance(prompts, Sequence):
         raise TypeError(
-            f"prompts must be a list of texts, chats or token ids, got {checks.type_name(prompts)}; no padded tensor."
+            f"prompts must be a list of texts, chats or token ids, got {type(prompts).__name__}; no padded tensor."
         )
     if not prompts:
         raise ValueError("prompts must hold at least one prompt, got none.")
     if tokenizer is not None and not callable(tokenizer):
         raise TypeError(
-            f"tokenizer must be a transformers tokenizer, got {checks.type_name(tokenizer)}; load one by AutoTokenizer."
+            f"tokenizer must be a transformers tokenizer, got {type(tokenizer).__name__}; load one by AutoTokenizer."
         )
     rows = [_row(prompt, i, tokenizer) for i, prompt in enumerate(prompts)]
     for i, row in enumerate(rows):

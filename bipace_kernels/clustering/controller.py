@@ -274,7 +274,7 @@ class EpsilonController:
         """Resumes from the state of another controller.  ValueError for anything else."""
         wanted = self.state_dict().keys()
         if not isinstance(state, dict) or state.keys() != wanted:
-            got = sorted(map(str, state)) if isinstance(state, dict) else checks.type_name(state)
+            got = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"state must come from state_dict(), with the keys {', '.join(wanted)}, got {got}.")
         for name, kind in (("settled", bool), ("reason", str)):
             if not isinstance(state[name], kind):

@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
 
 class RecordSource(Protocol):
-    """Gives the records of a result; synchronizes with a GPU."""
+    """Gives the records of a result on the CPU, which synchronizes with a GPU; both raise errors of late checks."""
 
-    def read(self, rows: AdvantageResult) -> Records:
-        """The records on the CPU.  Raises like check()."""
-
-    def check(self, rows: AdvantageResult) -> None:
-        """Raises the error of a deferred value check."""
+    def read(self, rows: AdvantageResult) -> Records: ...
+    def check(self, rows: AdvantageResult) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)

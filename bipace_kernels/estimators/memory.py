@@ -59,11 +59,10 @@ class Readings:
 
     def then(self, later: Readings) -> Readings:
         """These records followed by the later ones, on their device; fingerprints in a dtype that holds both."""
-        device = later.returns.device
 
         def both(a: Tensor, b: Tensor) -> Tensor:
             dtype = torch.promote_types(a.dtype, b.dtype)
-            return torch.cat([a.to(device, dtype), b.to(dtype)])
+            return torch.cat([a.to(b.device, dtype), b.to(dtype)])
 
         return Readings(
             both(self.fingerprint, later.fingerprint), both(self.returns, later.returns), both(self.time, later.time),

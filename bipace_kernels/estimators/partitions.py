@@ -1,6 +1,7 @@
 """Clusters of a batch by its partition, a row of PARTITIONS (rows.py)."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,13 +28,13 @@ class Batch:
     returns: Tensor  # [M] float32 R, discounted return-to-go
     episode: Tensor  # [M] float32 A_ep
     memory: ValueMemory | None = None  # of share="memory"
+    at_end: list[Callable[[], None]] = field(default_factory=list)  # of a call that succeeds: its batch is kept
 
     def by_record(self, column: Tensor) -> Tensor:
         """[N, …] of rows -> [M, …] of records."""
         return column.index_select(0, self.records.order)  # column[order] would enter torch's thread pool
 
     def by_record_or_none(self, column: Tensor | None) -> Tensor | None:
-        """[N, …] of rows -> [M, …] of records."""
         return None if column is None else self.by_record(column)
 
 

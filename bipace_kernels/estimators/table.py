@@ -7,6 +7,7 @@ A user's own estimator or value needs none of that: `Config(estimator=function)`
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -148,7 +149,7 @@ def _kernel_values(batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
         every = replace(every, taken=torch.cat([torch.ones_like(both.usable[:earlier]), records.taken]))
     landmarks, (rows, own, averaged) = kernel_rows(critic, cfg, every, both.fingerprint, both.usable)
     value = critic.kernel_values(every, rows, own, both.returns, landmarks, kernel)
-    batch.memory.keep(held, now, both)
+    batch.at_end.append(partial(batch.memory.keep, held, now, both))
     return value[earlier:], averaged[earlier:].contiguous()
 
 
@@ -250,22 +251,21 @@ def _of_function(argument: str, batch: Batch, labels: Tensor) -> Tensor:
             f"{name} raised {type(error).__name__} on a batch (records: {records.n_records}, rollouts: "
             f"{records.n_trajectories}, prompt groups: {records.n_groups}): {error}"
         ) from error
-    term = _checked(found, given, name)
+    term = _checked(found, records, name)
     return term if kept is None else torch.zeros_like(batch.returns, dtype=torch.float64).index_copy_(0, kept, term)
 
 
-def _checked(found: Any, records: StepRecords, name: str) -> Tensor:
+def _checked(found: Any, records: Records, name: str) -> Tensor:
     """The result of a user's function as [M] float64; TypeError or ValueError if it is not valid."""
-    like = records.returns
     if not isinstance(found, Tensor):
         raise TypeError(f"{name} must return a tensor [M] like records.returns, got {type(found).__name__}.")
-    alike = found.shape == like.shape and found.device == like.device and found.layout == like.layout
+    alike = found.shape == (records.n_records,) and found.device == records.device and found.layout == torch.strided
     if not alike or not found.dtype.is_floating_point:
         raise ValueError(
-            f"{name} must return float values of shape {list(like.shape)} on {like.device}, one for each record, got "
-            f"{found.dtype} {list(found.shape)} on {found.device}, {found.layout}."
+            f"{name} must return float values of shape [{records.n_records}] on {records.device}, one for each record, "
+            f"got {found.dtype} {list(found.shape)} on {found.device}, {found.layout}."
         )
-    term: Tensor = found.detach().to(torch.float64)
+    term = torch.empty(found.shape, dtype=torch.float64, device=found.device).copy_(found.detach())  # dense, and ours
     bad = torch.nonzero(~term.to(torch.float32).isfinite()).flatten()
     if bad.numel():
         raise ValueError(

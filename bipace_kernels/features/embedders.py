@@ -118,7 +118,7 @@ class ActorHidden:
         if self.model is not None and _are_prompts(rows):
             rows = self._extract(rows)
         if not isinstance(rows, (Tensor, np.ndarray)) or rows.ndim != 2:
-            shape = list(rows.shape) if isinstance(rows, (Tensor, np.ndarray)) else checks.type_name(rows)
+            shape = list(rows.shape) if isinstance(rows, (Tensor, np.ndarray)) else type(rows).__name__
             also = "" if self.model is None else ", token ids of prompts"
             raise TypeError(
                 f"states must be hidden states [N, D] or a tap{also}, got {shape}; texts are for the other embedders."
@@ -208,7 +208,7 @@ class Sentence:
             self.name = f"sentence {'/'.join(parts[-2:])}"
             model = _load(str(model), device)
         elif not callable(getattr(model, "encode", None)):
-            raise TypeError(f"model must be a folder, a name or a SentenceTransformer, got {checks.type_name(model)}.")
+            raise TypeError(f"model must be a folder, a name or a SentenceTransformer, got {type(model).__name__}.")
         elif device is not None:
             model = model.to(device)
         self.encoder = model.eval()

@@ -129,7 +129,7 @@ def hidden_of(output: Any) -> Tensor:
     """The hidden states in a block's output: a tensor in transformers 5, before that a tuple that begins with it."""
     hidden = output[0] if isinstance(output, (tuple, list)) else output
     if not isinstance(hidden, Tensor) or hidden.ndim != 3:
-        raise TypeError(f"a block's output must be [B, T, D] or begin with it, got {checks.type_name(hidden)}.")
+        raise TypeError(f"a block's output must be [B, T, D] or begin with it, got {type(hidden).__name__}.")
     return hidden
 
 

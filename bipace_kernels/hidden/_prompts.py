@@ -171,7 +171,7 @@ def _check_ids(row: Tensor, n_ids: int, name: str) -> None:
 def _padded(input_ids: Any, attention_mask: Any) -> tuple[list[Tensor], list[int], int]:
     """The tokens of each row, the column of its first, and the number of columns."""
     if isinstance(input_ids, Mapping):
-        raise TypeError(f"input_ids must be token ids, got {checks.type_name(input_ids)}; give its items by **.")
+        raise TypeError(f"input_ids must be token ids, got {type(input_ids).__name__}; give its items by **.")
     ids = checks.to_tensor(input_ids, "input_ids", "token ids of shape [B, T], or a list of token ids per row")
     if ids.ndim != 2:
         raise ValueError(f"input_ids must have shape [B, T], got {list(ids.shape)}; a single prompt is [ids].")

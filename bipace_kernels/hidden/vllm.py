@@ -229,7 +229,7 @@ class _Stored(NamedTuple):
 
 def _requests(outputs: Any, prompt_lengths: Any) -> list[_Request]:
     if isinstance(outputs, (str, bytes, Path, Mapping)) or not isinstance(outputs, Sequence) or not outputs:
-        raise TypeError(f"outputs must be a list of finished requests or paths, got {checks.type_name(outputs)}.")
+        raise TypeError(f"outputs must be a list of finished requests or paths, got {type(outputs).__name__}.")
     lengths: list[Any] = [None] * len(outputs)
     if prompt_lengths is not None:
         lengths = checks.integer_vector(prompt_lengths, "prompt_lengths", len(outputs), "outputs").tolist()
@@ -248,7 +248,7 @@ def _request(output: Any, index: int, length: int | None) -> _Request:
     if not path:
         raise ValueError(
             f"outputs[{index}] must have kv_transfer_params with a hidden_states_path, got {params!r} in "
-            f"{checks.type_name(output)}; start the engine with engine_arguments(), and leave out aborted requests."
+            f"{type(output).__name__}; start the engine with engine_arguments(), and leave out aborted requests."
         )
     prompt = field("prompt_token_ids")
     prompt = None if prompt is None else tuple(prompt)

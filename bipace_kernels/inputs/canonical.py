@@ -52,7 +52,7 @@ def _plain(value: Any, name: str) -> Any:
         return {kind: [str(dtype), list(shape), hashlib.blake2b(content, digest_size=32).hexdigest()]}
     raise TypeError(
         f"{name} must hold str, bytes, numbers, None, UUIDs, arrays, or tuples and frozensets of these, for other "
-        f"ranks compare them, got {checks.type_name(value)}; convert it to text or integers."
+        f"ranks compare them, got {type(value).__name__}; convert it to text or integers."
     )
 
 

@@ -42,10 +42,6 @@ def check_check(check: object) -> None:
         raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
 
 
-def type_name(value: object) -> str:
-    return type(value).__name__
-
-
 def length(value: Any, name: str) -> int:
     """Number of rows of an argument that has a length."""
     if isinstance(value, (Tensor, np.ndarray)):
@@ -53,7 +49,7 @@ def length(value: Any, name: str) -> int:
             raise ValueError(f"{name} must have one entry per row, got a scalar; put it into a list.")
         return value.shape[0]
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
-        raise TypeError(f"{name} must be a tensor, an array or a list with one entry per row, got {type_name(value)}.")
+        raise TypeError(f"{name} must be a tensor, array or list with one entry per row, got {type(value).__name__}.")
     return len(value)
 
 
@@ -64,7 +60,7 @@ def check_length(value: Any, name: str, n: int) -> None:
 
 def path(value: Any, name: str) -> Path:
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a path, got {type_name(value)}.")
+        raise TypeError(f"{name} must be a path, got {type(value).__name__}.")
     return Path(value)
 
 
@@ -117,7 +113,7 @@ def check_dense(value: Tensor, name: str) -> Tensor:
     # The compiler cannot trace the question whether this is a derivative that torch knows to be 0.
     if value.is_meta or (not torch.compiler.is_compiling() and value._is_zerotensor()):
         raise TypeError(f"{name} must be a dense tensor, got one that has no memory; make it with torch.zeros().")
-    return value
+    return value.resolve_neg()
 
 
 def check_unmasked(value: Any, name: str) -> None:
@@ -204,7 +200,7 @@ def shown(value: Any) -> str:
     """A value for a message; of tensors and long integers only their kind."""
     if isinstance(value, int) and value.bit_length() > 64:
         return "an integer of more than 64 bits"
-    return type_name(value) if isinstance(value, (Tensor, np.ndarray)) else repr(value)
+    return type(value).__name__ if isinstance(value, (Tensor, np.ndarray)) else repr(value)
 
 
 def texts(values: Any, name: str, kinds: tuple[type, ...], cure: str = "render it first") -> tuple[Any, ...]:
@@ -213,13 +209,13 @@ def texts(values: Any, name: str, kinds: tuple[type, ...], cure: str = "render i
         values = values.tolist()
     wish = " or ".join(kind.__name__ for kind in kinds)
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
-        raise TypeError(f"{name} must be a list of {wish}, got {type_name(values)}; put a single one into a list.")
+        raise TypeError(f"{name} must be a list of {wish}, got {type(values).__name__}; put a single one into a list.")
     items = tuple(values)
     if not set(map(type, items)) <= set(kinds):
         for i, text in enumerate(items):
             if not isinstance(text, kinds):
                 cure = "decode it first" if isinstance(text, bytes) else cure
-                raise TypeError(f"{name} must all be {wish}, got {type_name(text)} at index {i}; {cure}.")
+                raise TypeError(f"{name} must all be {wish}, got {type(text).__name__} at index {i}; {cure}.")
     return items
 
 

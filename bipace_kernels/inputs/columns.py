@@ -114,7 +114,7 @@ def check_config(config: Config | str | None) -> Config:
         return config
     if config is None or (isinstance(config, str) and config in _OF_PRESETS):
         return _OF_PRESETS[config or "bipace"]
-    got = repr(config) if isinstance(config, str) else checks.type_name(config)
+    got = repr(config) if isinstance(config, str) else type(config).__name__
     kind, method = ValueError if isinstance(config, str) else TypeError, getattr(config, "__name__", "")
     end = f": call it, Config.{method}()." if method in _OF_PRESETS else near(config, _OF_PRESETS)
     raise kind(f"config must be a bipace_kernels.Config or one of {', '.join(_OF_PRESETS)}, got {got}{end}")
@@ -125,7 +125,7 @@ _OF_PRESETS = {name: make() for name, make in PRESETS.items()}
 
 def check_memory(memory: object, config: Config) -> None:
     if memory is not None and not isinstance(memory, ValueMemory):
-        raise TypeError(f"memory must be a bipace_kernels.ValueMemory, got {checks.type_name(memory)}.")
+        raise TypeError(f"memory must be a bipace_kernels.ValueMemory, got {type(memory).__name__}.")
     if memory is not None and not config.needs_memory:
         raise ValueError(
             f"memory must be None with estimator={config.estimator_name!r}, value={config.value_name!r} and "

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..backends import native_loader
 from ..support.warnings import warn_once
-from . import checks
 from .canonical import array_key, canonical, check_bytes, tensor_bytes
 
 _MOST_OF_ONE_HASH = 64  # as of tuples of six numbers that are -1 or -2, whose hashes are equal
@@ -211,7 +210,7 @@ def _keyed(values: tuple[Any, ...], name: str) -> tuple[bytes, ...]:
         except TypeError as error:
             raise ValueError(
                 f"{name} must hold at most {_MOST_OF_ONE_HASH} different values of one hash() if some are of type "
-                f"{checks.type_name(value)}, since each is compared with all of the others; convert the values to text."
+                f"{type(value).__name__}, since each is compared with all of the others; convert the values to text."
             ) from error
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32, key=secret).digest()
 

@@ -172,8 +172,7 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     g, t = _ids(group, "group", n, taken).numpy(), _ids(trajectory, "trajectory", n, taken).numpy()
     if taken is not None and step_number is not None:
         step_number = step_number.index_select(0, taken)
-    rows = None if taken is None else taken.numpy()
-    s = None if step_number is None else step_number.numpy()
+    rows, s = (None if column is None else column.numpy() for column in (taken, step_number))
     if s is not None and s.size and int(s.min()) < 0:
         at = int(np.flatnonzero(s < 0)[0])
         row = at if rows is None else int(rows[at])
@@ -281,7 +280,7 @@ def _offsets(new: Any, m: int) -> Any:
 def check_layout(layout: Any, **ids: Any) -> Layout:
     """The layout of a call, beside which its ids must be None."""
     if not isinstance(layout, Layout):
-        raise TypeError(f"layout must come from bipace_kernels.layout(), got {checks.type_name(layout)}.")
+        raise TypeError(f"layout must come from bipace_kernels.layout(), got {type(layout).__name__}.")
     for name, value in ids.items():
         if value is not None:
             raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
@@ -317,5 +316,4 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
     if n == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
     _, number = np.unique(pairs, axis=0, return_inverse=True)
-    ids = torch.from_numpy(np.ascontiguousarray(number.reshape(-1), dtype=np.int64))
-    return transfer.to_device(ids, device, "group")
+    return transfer.to_device(torch.from_numpy(number.reshape(-1).astype(np.int64)), device, "group")

@@ -48,7 +48,7 @@ def check_text(text: Any, row: int, longest: int) -> None:
     at = Rows([row])
     if not isinstance(text, str):
         message = "{} must hold str for {}, got {} at {}; decode it, or use {}."
-        raise InputTypeError(message, name, similar, checks.type_name(text), at, exact)
+        raise InputTypeError(message, name, similar, type(text).__name__, at, exact)
     if len(text) > longest:
         message = (
             "{} must hold texts of at most longest_text = {} characters for {}, whose time grows with the product of "

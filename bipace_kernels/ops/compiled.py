@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..diagnostics.records import Records, Unread
-from ..inputs.checks import LateCheck, type_name
+from ..inputs.checks import LateCheck
 from ..inputs.columns import check_config, check_inputs, check_present
 from ..inputs.layout import Layout
 from ..result import AdvantageResult
@@ -41,7 +41,9 @@ def advantage(
     check_present(given, cfg, layout)
     for name, value in given.items():
         if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a tensor under torch.compile, got {type_name(value)}; make one outside.")
+            raise TypeError(
+                f"{name} must be a tensor under torch.compile, got {type(value).__name__}; make one outside."
+            )
     handle = handle_of(cfg)
     # A Config made outside is passed by its handle, so another ε does not recompile; one made inside is a constant.
     if not handle and (callable(cfg.estimator) or callable(cfg.value)):

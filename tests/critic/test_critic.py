@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 import bipace_kernels as bk
 from bipace_kernels.backends.cpu import critic as cpu_critic
 from bipace_kernels.backends.records import Records
-from bipace_kernels.backends.reference import critic as reference_critic
+from bipace_kernels.backends.reference import combine, critic as reference_critic
 from bipace_kernels.backends.reference.critic import kernel_matrix
 from bipace_kernels.backends.schema import Kernel, state_keys
 from bipace_kernels.estimators import table
@@ -619,6 +619,10 @@ def test_a_memory_keeps_the_batches_of_calls_at_the_same_time(monkeypatch):
     monkeypatch.setattr(table, "choose_landmarks", meanwhile)
     run(config, memory=memory)
     assert len(memory) == 2 * N
+    monkeypatch.setattr(combine, "combine", None)
+    with pytest.raises(TypeError, match="not callable"):
+        run(config, memory=memory)
+    assert len(memory) == 2 * N  # a call that ends early adds nothing
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -131,6 +131,19 @@ def test_gae_over_a_function_s_values_is_gae_over_the_same_values(change, backen
     torch.testing.assert_close(got.advantage, want.advantage, atol=1e-5, rtol=0)
 
 
+def test_values_may_be_views():
+    """The kernels once read the memory beside them, or none: (a view, the same numbers)."""
+    zeros = torch._efficientzerotensor
+    for view, numbers in (
+        (lambda r: torch.stack([r.rewards, 9 * r.rewards], 1)[:, 0], lambda r: r.rewards),
+        (lambda r: torch.tensor(0.5, dtype=torch.float64).expand(len(r.step)), lambda r: 0 * r.rewards + 0.5),
+        (lambda r: torch.complex(r.rewards, r.rewards).conj().imag, lambda r: -r.rewards),
+        (lambda r: zeros(len(r.step), dtype=torch.float64), lambda r: 0 * r.rewards),
+    ):
+        got, want = (bk.advantage(config=bk.Config.gae(f), **BATCH.arguments()) for f in (view, numbers))
+        assert_same(got, want)
+
+
 def test_a_value_that_is_a_function_has_averages_over_equal_actions():
     """Those of the kernel's value, given its values."""
     shown = bk.advantage(config=bk.Config.gae(action_noise=None), **BATCH.arguments()).value
@@ -172,6 +185,11 @@ def test_an_error_of_a_function_names_it_and_the_batch(error, kind):
 BAD_RETURNS = [
     (lambda r: r.returns.numpy(), TypeError, r"must return a tensor \[M\] like records.returns, got ndarray"),
     (lambda r: r.returns[1:], ValueError, r"must return float values of shape"),
+    (
+        lambda r: r.returns.resize_(0),
+        ValueError,
+        rf"must return float values of shape \[{N}\] .*got torch.float32 \[0\]",
+    ),
     (lambda r: r.returns.to_sparse(), ValueError, r"got torch.float32 \[.*\] on cpu, torch.sparse_coo"),
     (lambda r: r.cluster, ValueError, r"must return float values of shape .*got torch.int64"),
     (lambda r: r.returns / 0, ValueError, r"finite in float32, got (nan|inf) for record \d+ and \d+ such values"),

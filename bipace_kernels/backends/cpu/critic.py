@@ -21,7 +21,7 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
 def unit_rows(records: Records, fingerprint: Tensor, width: int, keys: Tensor | None = None) -> Tensor:
     dim = fingerprint.shape[1]
     folded = min(width or dim, dim)
-    rows = torch.empty((records.n_records, folded))
+    rows = torch.empty((records.n_records, folded), dtype=torch.float32)
     load().unit_rows(
         fingerprint, records.order, records.n_records, records.usable, signs(dim, folded), folded, rows,
         None if keys is None else key_weights(dim), keys, threads.count(),
@@ -30,7 +30,7 @@ def unit_rows(records: Records, fingerprint: Tensor, width: int, keys: Tensor | 
 
 
 def whitened_rows(records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:
-    out, chosen = torch.empty((records.n_records, directions)), landmarks[landmarks >= 0]
+    out, chosen = torch.empty((records.n_records, directions), dtype=torch.float32), landmarks[landmarks >= 0]
     load().whitened_rows(rows, *rows.shape, chosen, chosen.shape[0], directions, out, threads.count())
     return out
 
@@ -94,7 +94,6 @@ def same_action_advantage(
 def normed_advantage(records: Records, advantage: Tensor, returns: Tensor, step_norm: str) -> Tensor:
     out = torch.empty(advantage.shape[0], dtype=torch.float32)
     load().normed_advantage(
-        advantage, returns, records.group_offsets, records.n_groups, _NORMS.index(step_norm), out,
-        threads.count(),
-    )  # fmt: skip
+        advantage, returns, records.group_offsets, records.n_groups, _NORMS.index(step_norm), out, threads.count()
+    )
     return out
