@@ -29,6 +29,7 @@ from ._console import CliError
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 LONGEST_LINE = 64  # MiB
+MOST_BLANK = 10_000_000  # lines: reading so many takes seconds
 MOST_FIELDS = 100_000  # of a line or a Parquet file: reading millions takes a minute
 BOMB_BYTES, BOMB_RATIO = 1 << 30, 200  # a file that unpacks to more bytes, and to a larger ratio, is refused
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -434,7 +435,7 @@ def json_lines(
 
     longest_line   in MiB
     """
-    line = read = unpacked = 0
+    line = read = unpacked = blank = 0
     most = longest_line << 20
     try:
         with open(path, "rb") as raw:
@@ -459,6 +460,8 @@ def json_lines(
                     text = text.removeprefix(b"\xef\xbb\xbf")  # a byte-order mark, as some editors write
                 if text.strip(b" \t\r\n"):
                     yield line, _json_object(text, line, f"{path}, line {line}")
+                elif (blank := blank + 1) > MOST_BLANK:
+                    raise CliError(f"{path}, line {line}: expected records, got more than {MOST_BLANK:,} blank lines.")
     except (EOFError, BadGzipFile, zlib.error) as error:
         reason = str(error).rstrip(".")
         raise CliError(f"{path} is truncated or damaged after line {line}: {reason}. Copy it again.") from None

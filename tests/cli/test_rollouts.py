@@ -143,6 +143,8 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch):
         refused(r"unpacks to more than 200 times its size.*\.jsonl", rollouts.read, [str(file)], error=CliError)
     monkeypatch.setattr(rollouts, "BOMB_RATIO", 10_000)
     refused("holds no records", rollouts.read, [str(path)], error=CliError)
+    monkeypatch.setattr(rollouts, "MOST_BLANK", 1000)
+    refused("line 1001: expected records, got more than 1,000 blank lines", rollouts.read, [str(path)], error=CliError)
 
 
 def test_truncated_and_damaged_files(tmp_path):
