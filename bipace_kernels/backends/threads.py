@@ -47,7 +47,7 @@ def using(num_threads: Any = None) -> Iterator[None]:
     try:
         if of_torch > 1:
             torch.set_num_threads(1)
-        with torch.device("cpu") if torch.empty(0).device.type != "cpu" else contextlib.nullcontext():
+        with torch.device("cpu") if torch.get_default_device().type != "cpu" else contextlib.nullcontext():
             yield
     finally:
         if of_torch > 1:
