@@ -33,7 +33,7 @@ app = typer.Typer(
 HERE = Path(__file__).resolve().parent
 DEFAULTS = Settings(
     vocabulary=1024, train_tasks=1280, test_tasks=400, horizon=30, command_tokens=6, noise=0.0, lesson_updates=2000,
-    noisy_updates=0, updates=150, check_every=0,
+    noisy_updates=0, updates=80, check_every=0,
 )  # fmt: skip
 # Seeds of the rooms: no room of one part is in another.
 TRAIN, LESSONS, VALIDATION, TEST = 0, range(1_000_000, 2_000_000), 2_000_000, 3_000_000
