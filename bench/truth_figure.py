@@ -19,6 +19,7 @@ PICTURE = {
     CONTROL: "#009E73",
     STEP_MEANS: "#56B4E9",
     Q_STYLE + STEP_ONLY: "#E69F00",
+    "GAE with ExtraTrees on the same states": "#8A8A00",
     DEFAULT: "#0072B2",
 }
 OWN_COLOURS = ("#000000", "#8C564B", "#6A3D9A", "#17BECF")  # of one's own rows, in turn
