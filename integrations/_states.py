@@ -123,7 +123,7 @@ class States:
         self.memory = ValueMemory(settings.memory_rows) if settings.config().needs_memory else None
         self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
         self.fitted = False  # whether any rollout's entries have matched its turns
-        self._warned: set[str] = set()  # what a run is told once
+        self._warned: set[str] = set()  # of what this run was warned already
 
     def _warn(self, about: str, text: str) -> None:
         """A warning, once in a run."""

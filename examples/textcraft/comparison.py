@@ -320,13 +320,19 @@ def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
     return mean(a) - mean(b), float(high - low) / 2, float(found.pvalue)
 
 
-def summary(of: Comparison, folder: Path) -> dict[str, Any]:
-    """By method its best temperature on the validation tasks and its success there; once all runs of `gae` and its
-    rivals are finished, the primary endpoint, and all other comparisons by Holm."""
+def finished(folder: Path) -> dict[str, dict[int, Any]]:
+    """{method: {seed: what was measured}} of the final runs."""
     runs: dict[str, dict[int, Any]] = {}
     for path in sorted(folder.glob("*-seed*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         runs.setdefault(found["method"], {})[found["seed"]] = found["measured"]
+    return runs
+
+
+def summary(of: Comparison, folder: Path) -> dict[str, Any]:
+    """By method its best temperature on the validation tasks and its success there; once all runs of `gae` and its
+    rivals are finished, the primary endpoint, and all other comparisons by Holm."""
+    runs = finished(folder)
     by_method: dict[str, Any] = {}
     measured = next(iter(next(iter(runs.values())).values())) if runs else []
     parts = [part for part in dict.fromkeys(row["tasks"] for row in measured) if part != "validation"]

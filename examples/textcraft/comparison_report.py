@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import report
 from campaign import write_whole
-from comparison import TEMPERATURES, Comparison, mean, success, summary
+from comparison import TEMPERATURES, Comparison, finished, mean, success, summary
 from matplotlib.ticker import PercentFormatter
 from report import STYLES, interval
 
 from bipace_kernels.support import png
 
 LABELS = {
-    "start": "before training", "gae": "Config.gae()", "value-head": "PPO's value head",
-    "step-means": "means by (prompt, step)", "grpo": "GRPO", "gigpo": "GiGPO", "bipace": "BiPACE",
-    "bipace-step": "BiPACE without GRPO's advantage", "gae-group": "GAE with one value per prompt (control)",
-    "trees": "GAE over ExtraTrees",
+    **report.LABELS, "start": "before training", "gae": "Config.gae()", "value-head": "PPO's value head",
+    "step-means": "means by (prompt, step)", "trees": "GAE over ExtraTrees",
 }  # fmt: skip
 COLOURS = {
     "start": "#000000", "value-head": "#56B4E9", "step-means": "#8C564B", "trees": "#7B3294",
@@ -29,11 +28,8 @@ NAMES = {"validation": "validation tasks", "test": "test tasks", "new_goals": "n
 
 def write(of: Comparison, folder: Path) -> list[Path]:
     """The three files; ValueError where no final run is finished."""
-    runs: dict[str, list[list[dict[str, Any]]]] = {}  # by method, of each seed what it measured
-    for method in of.methods:
-        paths = sorted(folder.glob(f"{method}-g*-seed*.json"), key=lambda path: (len(path.name), path.name))
-        if paths:
-            runs[method] = [json.loads(path.read_text(encoding="utf-8"))["measured"] for path in paths]
+    there = finished(folder)
+    runs = {method: [there[method][seed] for seed in sorted(there[method])] for method in of.methods if method in there}
     if not runs:
         raise ValueError(f"{folder} holds no finished run; make them with `final`.")
     start = of.start / "warm_start.json"

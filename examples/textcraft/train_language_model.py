@@ -139,6 +139,7 @@ def run(
 ) -> None:  # fmt: skip
     """One run; a finished one is skipped, an unfinished one resumes from its last checkpoint."""
     import trainer
+    from transformers import AutoTokenizer
 
     wanted = campaign.Run(method, seed, Settings.of(change, DEFAULTS), out)
     if method not in METHODS:
@@ -150,9 +151,10 @@ def run(
     wanted.work.mkdir(parents=True, exist_ok=True)
     points = json.loads(curve.read_text(encoding="utf-8")) if curve.exists() else {}
 
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+
     def look(update: int, policy: Any) -> None:
         if update % EVERY == 0 or update == wanted.settings.updates:
-            tokenizer = model_tokenizer(model)
             rows = trainer.evaluate(policy, tokenizer, here, wanted.settings, {"test": here.test}, TEMPERATURES, 1)
             points[str(update)] = rows
             campaign.write_whole(curve, json.dumps(points))
@@ -161,13 +163,6 @@ def run(
         method, seed, wanted.settings, here, model, wanted.work, after_update=look, finish=lambda *_: {"curve": points}
     )
     wanted.write(found)
-
-
-@cache
-def model_tokenizer(folder: Path) -> Any:
-    from model import load
-
-    return load(folder)[1]
 
 
 @app.command()

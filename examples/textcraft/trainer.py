@@ -105,6 +105,7 @@ def train(
     import trl
     from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
     from datasets import Dataset
+    from language_model import upper
     from model import FACTS, load
     from rivals import CREDITS
     from rollout import play
@@ -122,9 +123,7 @@ def train(
         )
     model, tokenizer = load(start)
     if settings.upper:
-        model.requires_grad_(False)
-        for block in model.model.layers[-settings.upper :]:
-            block.requires_grad_(True)
+        upper(model, settings.upper)
     task_of = {world.env(task).prompt: task for task in world.train}
     prompts = list(task_of)
     groups = settings.updates * (settings.batch // settings.group)
