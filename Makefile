@@ -109,7 +109,7 @@ resources: $(VENV)/.tested
 
 # The same of the CUDA kernels, for every architecture of a release; needs nvcc.
 cuda-resources: $(VENV)/.tested
-	$(PYTHON) -m bench cuda_resources --out out/resources
+	$(PYTHON) -m bench resources --cuda --out out/resources
 
 # Only the kernels' own tests: whole calls use the same kernels with any Triton.
 NOT_KERNELS = $(addprefix --ignore=tests/,pipeline/test_device_pipeline.py clusters/test_device_epsilon.py \

@@ -106,7 +106,7 @@ class CMakeBuild(build_ext):
                 stale.unlink()
 
 
-CHECKOUT = ("gpu", "chain", "truth", "readme_chart")  # modules of bench/
+CHECKOUT = ("gpu", "truth", "readme_chart")  # modules of bench/
 
 
 class LeaveOut(build_py):

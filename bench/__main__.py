@@ -17,10 +17,8 @@ from .measure import Effort, all_cores, threads
 
 PROGRAMS = {
     "gpu": "the Triton and the CUDA backend on this machine's GPU; in a checkout only",
-    "resources": "registers, spills and shared memory of the Triton kernels; needs no GPU",
-    "cuda_resources": "registers, spills and shared memory of the CUDA kernels; needs nvcc, no GPU",
+    "resources": "registers, spills and shared memory of the Triton kernels, or of the CUDA kernels; needs no GPU",
     "sass": "instructions and modelled cycles of the CUDA scan and of its workers; needs nvcc, no GPU",
-    "eager": "host time of a call on a GPU, with nothing launched; needs no GPU",
     "bits": "digests of the CPU's results over random batches, to compare two builds",
     "distributed": "one batch on several processes, against one process",
     "hidden": "the cost of hidden states in a forward that a trainer runs anyway",

@@ -1,10 +1,9 @@
-"""GPU resources of the CUDA kernels as reported by nvcc (`python -m bench cuda_resources`); needs no GPU.
+"""GPU resources of the CUDA kernels as reported by nvcc (`python -m bench resources --cuda`); needs no GPU.
 
 Each source of csrc/cuda/ is compiled for each architecture of a release, with the flags of the build, and `ptxas -v`
 reports registers, stack, spills and static shared memory of each kernel.  Dynamic shared memory is set by the launch.
 """
 
-import dataclasses
 import re
 import shutil
 import subprocess
@@ -15,9 +14,6 @@ from pathlib import Path
 
 from bipace_kernels.backends.cuda._cupy import target
 from bipace_kernels.backends.cuda._launch import SOURCES, flags
-
-from . import report
-from .resources import SHARED_LIMIT
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'\n(.*?)Used (\d+) registers([^\n]*)", re.DOTALL)
 # A message of ptxas, before the kernel, that it serializes the products of a group of warps.
@@ -42,6 +38,10 @@ class Kernel:
     @property
     def spills(self) -> bool:
         return self.spill_stores > 0 or self.spill_loads > 0
+
+    @property
+    def wrong(self) -> bool:
+        return self.spills or self.serialized
 
 
 def parse(source: str, said: str) -> list[Kernel]:
@@ -84,42 +84,13 @@ def to_cubin(source: Path, capability: tuple[int, int], out: Path, more: Sequenc
     return done.stderr
 
 
-def compile_all(archs: Iterable[int], jobs: int) -> list[Kernel]:
+def compile_all(archs: Iterable[int], jobs: int = 2) -> list[Kernel]:
     """Every source for every architecture."""
     targets = [(source, arch) for source in sorted((SOURCES / "cuda").glob("*.cu")) for arch in archs]
     with ThreadPoolExecutor(jobs) as pool:
         return [kernel for found in pool.map(lambda target: compile_source(*target), targets) for kernel in found]
 
 
-_COLUMNS: report.Columns = {
-    "source": "{source}", "kernel": "`{kernel}`", "sm": "{arch}", "registers": "{registers}", "stack": "{stack}",
-    "spill stores": "{spill_stores}", "spill loads": "{spill_loads}", "static shared": "{shared}",
-    "serialized": lambda row: "yes" if row["serialized"] else "no",
-}  # fmt: skip
-
-
-def as_markdown(rows: Sequence[Kernel], version: str) -> str:
-    return report.page(
-        "Resources of the CUDA kernels",
-        f"Written by `python -m bench cuda_resources`: {version}, no GPU took part. Registers, stack and spills are "
-        "per thread, static shared memory per block, in bytes.",
-        f"{len(rows)} compiled kernels, {sum(kernel.spills for kernel in rows)} with spills.",
-        report.table(_COLUMNS, map(dataclasses.asdict, rows)),
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles everything, prints the table, writes the files; exit status 1 where something spills or serializes."""
-    parser = report.parser("cuda_resources",
-                           "Registers, spills and shared memory of every CUDA kernel; needs nvcc, no GPU.",
-                           writes="cuda_resources.json and cuda_resources.md")  # fmt: skip
-    parser.add_argument("--arch", type=int, nargs="+", choices=sorted(SHARED_LIMIT), default=sorted(SHARED_LIMIT),
-                        metavar="SM", help="default: those of a release")  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="parallel compilers (default 2)")
-    arguments = parser.parse_args(argv)
+def version() -> str:
     said = subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
-    version = "nvcc " + re.findall(r"release [\d.]+, V([\d.]+)", said)[0]
-    rows = compile_all(arguments.arch, arguments.jobs)
-    document = {"schema": 1, "compiler": version, "rows": [dataclasses.asdict(kernel) for kernel in rows]}
-    report.publish("cuda_resources", document, as_markdown(rows, version), arguments.out)
-    return int(any(kernel.spills or kernel.serialized for kernel in rows))
+    return "nvcc " + re.findall(r"release [\d.]+, V([\d.]+)", said)[0]

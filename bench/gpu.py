@@ -18,7 +18,7 @@ import torch
 
 import bipace_kernels as bk
 
-from . import chain, competitors as c, gpu_checks, gpu_hidden, gpu_report, gpu_stages, workloads as w
+from . import competitors as c, gpu_checks, gpu_hidden, gpu_report, gpu_stages, workloads as w
 from .gpu_cases import BACKENDS, SWEEP, Batch, absent, dry_cuda, expected
 from .gpu_measure import Clock, DryClock, gpu
 from .gpu_report import CLUSTERING, COMMUNITIES, LOOP, WHOLE, by
@@ -27,7 +27,7 @@ from .measure import all_cores, now, threads
 from .stages import NUMPY, NUMPY_POOL, OURS
 
 SHORT, LARGE, LONG = w.ON_GPU
-_LONGEST_CHAIN = 2048  # the micro-kernel holds no more values; a chain over more takes at least as long
+CLUSTERS = (16, 128, 512, 2048)  # that one decision is measured among
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,26 +90,10 @@ def _measure(name: str, part: Part, arguments: argparse.Namespace, save: Callabl
     clock: Clock | DryClock = DryClock() if arguments.dry else Clock()
     ceilings = clock.ceilings()
     part.ceilings = dataclasses.asdict(ceilings)
-    chain_ns = _chain(part, NEEDED_CHAINS.get(name, ()), dry=arguments.dry)
     save()
-    bench = Bench(part, clock, ceilings, chain_ns, seconds=arguments.seconds, save=save, say=_tell)
+    bench = Bench(part, clock, ceilings, seconds=arguments.seconds, save=save, say=_tell)
     PARTS[name](bench, arguments.dry)
     return bench.failures == 0
-
-
-def _chain(part: Part, sizes: Sequence[int], *, dry: bool) -> dict[int, float]:
-    """Nanoseconds of a dependent step over each K, measured now; empty where that is impossible, with the reason."""
-    held = sorted({min(k, _LONGEST_CHAIN) for k in sizes})
-    try:
-        if dry and held:
-            raise chain.NotAvailable("no GPU")
-        steps = chain.measure(held) if held else []
-    except chain.NotAvailable as error:
-        part.chain_note = str(error)
-        return {}
-    part.chain = [dataclasses.asdict(s) for s in steps]
-    by_size = {s.k: s.ns for s in steps}
-    return {k: by_size[min(k, _LONGEST_CHAIN)] for k in sizes}
 
 
 def _shapes(shape: w.Shape, *, dry: bool) -> list[w.Shape]:
@@ -141,7 +125,7 @@ def _backends(bench: Bench, at: str) -> Iterator[str]:
 
 
 def ceilings(bench: Bench, dry: bool) -> None:
-    """Only what every part measures first: copy, product, empty graph, chain."""
+    """Only what every part measures first: copy, product, empty graph."""
     del bench, dry
 
 
@@ -161,7 +145,7 @@ def _rows(bench: Bench, x: Batch, backend: str, cases: Iterable[gpu_stages.Case]
     for name, call, need, check in cases:
         row = bench.row(_title(x.shape), by(backend, name), call, need=need, check=check)
         if name == gpu_report.DECISIONS and row.median_ms:
-            bench.note(f"{row.median_ms * 1e6 / need.steps:.0f} ns a record")
+            bench.note(f"{row.median_ms * 1e6 / x.shape.per_group:.0f} ns a record")
 
 
 def first(run: gpu_checks.Run) -> bool:
@@ -260,7 +244,7 @@ def stages(bench: Bench, dry: bool) -> None:
         x = _make(_shapes(shape, dry=dry)[0], dry)
         for backend in _backends(bench, _title(x.shape)):
             _rows(bench, x, backend, gpu_stages.stages(x, backend))
-    for k in chain.SIZES:
+    for k in CLUSTERS:
         x = _make(dataclasses.replace(w.TINY, groups=1) if dry else dataclasses.replace(w.ONE_GROUP, states=k), dry)
         for backend in _backends(bench, _title(x.shape)):
             _rows(bench, x, backend, [gpu_stages.decisions(x, backend)])
@@ -316,21 +300,6 @@ CHECKS: dict[str, Callable[[gpu_checks.Run], bool]] = {
     "accuracy": gpu_checks.accuracy,
     **_of_both("tests", gpu_checks.tests),
     **_of_both("sanitize", gpu_checks.sanitize),
-}
-
-
-def _sizes(*shapes: w.Shape) -> tuple[int, ...]:
-    return tuple(s.states for shape in shapes for s in _shapes(shape, dry=False))
-
-
-NEEDED_CHAINS = {
-    "ceilings": chain.SIZES,
-    "short": _sizes(SHORT),
-    "sweep": (SHORT.states,),
-    "stages": (SHORT.states, LARGE.states, *chain.SIZES),
-    "large": _sizes(LARGE),
-    "long": _sizes(LONG),
-    "others": (SHORT.states,),
 }
 
 

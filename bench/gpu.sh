@@ -19,7 +19,7 @@
 #   accuracy   cosines out of the CUDA kernels' Gram matrices against float64, at 16 × 400 × 3,584
 #   tests      every test marked gpu (tests.log)
 #   tests-cuda the tests of stages and chain again, with the CUDA kernels
-#   ceilings   copy bandwidth, matrix product, one dependent step of a scan
+#   ceilings   copy bandwidth, matrix product, an empty graph
 #   short      from here to `others` with rows of both backends: 16 groups × 400 records, the whole chain, and competitors
 #   sweep      32 thresholds at once
 #   stages     each stage separately

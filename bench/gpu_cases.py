@@ -5,7 +5,6 @@ import importlib
 import os
 import sys
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +152,9 @@ class Batch(Hidden):
     def cluster_need(self) -> Work:
         """The fewer operations of the lower triangle of the Gram matrix and of the paper's loop over open centroids."""
         loop = roofline.cluster_work(self.fingerprint, self.planted, self.offsets)
-        sizes = [end - start for start, end in pairwise(self.offsets)]
-        gram = sum(n * (n + 1) * self.shape.dim for n in sizes)
-        return Work(loop.bytes, min(loop.flop, gram), steps=max(sizes), clusters=self.shape.states)
+        n, groups = self.shape.per_group, self.shape.groups
+        gram = groups * n * (n + 1) * self.shape.dim
+        return Work(loop.bytes, min(loop.flop, gram))
 
     @cached_property
     def keys_need(self) -> Work:

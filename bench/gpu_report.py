@@ -109,10 +109,8 @@ def targets(parts: Sequence[Part]) -> list[Target]:
     for workload, title in ((small, "16 × 400"), (large, "64 × 2,048")):
         products, decisions = ms(workload, gram), ms(workload, scan)
         alone = products + decisions if products is not None and decisions is not None else None
-        chain = ratio(decisions, ms(workload, scan, figure="floor_chain_ms"))
         what = f"clustering of {title} over Gram matrices + decisions, each by itself"
         out.append(at_most(what, 1.3, ratio(ms(workload, stage), alone)))
-        out.append(at_most(f"decisions of {title} by themselves over their chain", 2.0, chain))
     figures = {name: value for p in parts for name, value in p.get("figures", {}).items()}
     slowest = max((ns for k, ns in steps(parts, backend) if k <= 128), default=None)
     of_rate = ratio(ms(large, gram, figure="floor_flop_ms"), ms(large, gram))
@@ -153,7 +151,7 @@ _ROWS: Columns = {
     "workload": "{workload}", "what": "{name}", "how": "{how}",
     "ms": lambda r: "FAILED: " * (r["kind"] == "failed") + short(r["median_ms"]) if r["median_ms"] else r["kind"],
     "IQR": shorts("iqr_ms"), "rounds": "{rounds}", "bytes ms": shorts("floor_bytes_ms"),
-    "FLOP ms": shorts("floor_flop_ms"), "chain ms": shorts("floor_chain_ms"), "floor ms": shorts("floor_ms"),
+    "FLOP ms": shorts("floor_flop_ms"), "floor ms": shorts("floor_ms"),
     "× floor": shorts("over_floor"), "SM MHz": lambda r: str(r.get("sm_mhz") or ""), "result": report.remark,
 }  # fmt: skip
 _BOTH: Columns = {
@@ -193,10 +191,6 @@ def _section(part: Part) -> list[str | list[str]]:
             f"Ceilings of this process: copy {x['copy_gb_s']:,.0f} GB/s (bytes read + written), bfloat16 product "
             f"{x['gemm_tflop_s']:,.0f} TFLOP/s; a replayed graph that does nothing takes {x['empty_us']:.1f} µs."
         )
-    chain = ", ".join("{ns:.0f} ns at K = {k:,} ({threads} threads)".format_map(s) for s in part["chain"])
-    if chain or part["chain_note"]:
-        chain = chain or f"not available: {part['chain_note']}"
-        out.append(f"One dependent step of a scan (bench/chain.cu): {chain}.")
     for backend in LIMITS:
         if times := ", ".join(f"{ns:.0f} ns at K = {k:,}" for k, ns in steps([part], backend)):
             grow = "in one group, a mean while clusters grow from 0 to K"

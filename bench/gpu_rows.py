@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ REPLAY, EAGER, WALL = "graph replay", "eager, wall", "wall"
 
 @dataclass
 class GpuRow:
-    """One implementation on one workload; the floor is the largest of its three parts."""
+    """One implementation on one workload; the floor is the larger of its two parts."""
 
     workload: str
     name: str
@@ -28,7 +28,6 @@ class GpuRow:
     flop: int = 0
     floor_bytes_ms: float | None = None
     floor_flop_ms: float | None = None
-    floor_chain_ms: float | None = None
     floor_ms: float | None = None
     over_floor: float | None = None
     sm_mhz: int | None = None  # the multiprocessors' clock right after it
@@ -47,8 +46,6 @@ class Part:
     seconds: float = 0.0
     status: str = "running"  # "done" | "failed" | "not available" | "dry run" | still "running" where it was killed
     ceilings: dict[str, Any] | None = None
-    chain: list[dict[str, Any]] = field(default_factory=list)
-    chain_note: str = ""
     rows: list[dict[str, Any]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)  # Markdown of parts that measure no time
     figures: dict[str, float] = field(default_factory=dict)  # other figures that targets ask for
@@ -61,7 +58,6 @@ class Bench:
     part: Part
     clock: Clock | DryClock
     ceilings: GpuCeilings
-    chain_ns: Mapping[int, float]
     seconds: float  # of all rows together
     save: Callable[[], None]
     say: Callable[[str], None]
@@ -130,9 +126,7 @@ class Bench:
         row.bytes, row.flop = need.bytes, need.flop
         row.floor_bytes_ms = need.bytes / self.ceilings.copy_gb_s / 1e6 if need.bytes else None
         row.floor_flop_ms = need.flop / self.ceilings.gemm_tflop_s / 1e9 if need.flop else None
-        if need.steps and need.clusters in self.chain_ns:
-            row.floor_chain_ms = need.steps * self.chain_ns[need.clusters] / 1e6
-        floors = [x for x in (row.floor_bytes_ms, row.floor_flop_ms, row.floor_chain_ms) if x is not None]
+        floors = [x for x in (row.floor_bytes_ms, row.floor_flop_ms) if x is not None]
         if floors:
             row.floor_ms = max(floors)
             row.over_floor = timing.median / row.floor_ms

@@ -120,8 +120,7 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     multiply()
     triangles = sum(m * (m + 1) // 2 for m in np.diff(x.offsets).tolist())
     size = x.fingerprint.numel() * x.fingerprint.element_size()
-    chain = Work(bytes=4 * triangles + 8 * n, steps=lay.longest_group, clusters=x.shape.states)
-    tiles = Work(bytes=size + 4 * triangles, flop=2 * d * triangles)
+    tiles, read = Work(bytes=size + 4 * triangles, flop=2 * d * triangles), Work(bytes=4 * triangles + 8 * n)
 
     def multiply_by_warps() -> None:
         with mock.patch.object(gram, "WARPGROUPS", False):
@@ -135,7 +134,7 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     return [
         *others,
         (GRAM, multiply, tiles, _nothing),
-        (DECISIONS, decide, chain, lambda found: x.check_labels(numbering.dense_labels(found)[0])),
+        (DECISIONS, decide, read, lambda found: x.check_labels(numbering.dense_labels(found)[0])),
     ]
 
 

@@ -1,4 +1,4 @@
-"""GPU resources of the Triton kernels, from the compiled code; needs no GPU (`python -m bench resources`).
+"""GPU resources of the kernels, from the compiled code; needs no GPU (`python -m bench resources [--cuda]`).
 
 The stages of `bipace_kernels.backends.triton` are called as usual, and Triton is stopped where it would compile for the
 launch. Each configuration found so is compiled ahead to machine code; registers, stack and local memory come from
@@ -23,7 +23,7 @@ import torch
 
 import bipace_kernels as bk
 
-from . import report
+from . import cuda_resources, report
 
 # Shared memory that one program may ask for, in bytes (CUDA C++ Programming Guide, compute capabilities).
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
@@ -77,6 +77,10 @@ class Usage:
     @property
     def spills(self) -> bool:
         return self.stack > 0 or self.local > 0
+
+    @property
+    def wrong(self) -> bool:
+        return self.spills or self.shared > self.limit
 
 
 class StandIn:
@@ -220,33 +224,46 @@ def cuobjdump() -> str:
     return str(own)
 
 
-_COLUMNS: report.Columns = {
+_TRITON: report.Columns = {
     "module": "{module}", "kernel": "`{kernel}`", "sm": "{arch}", "warps": "{warps}", "stages": "{stages}",
     "registers": "{registers}", "stack": "{stack}", "local": "{local}", "shared": "{shared}", "of": "{limit}",
     "configuration": "{variant}",
 }  # fmt: skip
+_CUDA: report.Columns = {
+    "source": "{source}", "kernel": "`{kernel}`", "sm": "{arch}", "registers": "{registers}", "stack": "{stack}",
+    "spill stores": "{spill_stores}", "spill loads": "{spill_loads}", "static shared": "{shared}",
+    "serialized": lambda row: "yes" if row["serialized"] else "no",
+}  # fmt: skip
 
 
-def as_markdown(rows: Sequence[Usage], *, version: str) -> str:
+def as_markdown(rows: Sequence[Usage | cuda_resources.Kernel], compiler: str) -> str:
+    cuda = compiler.startswith("nvcc")
     return report.page(
-        "Resources of the Triton kernels",
-        f"Written by `python -m bench resources`: Triton {version}, compiled ahead, no GPU took part. Registers, stack "
-        "and local memory are per thread, shared memory per program, in bytes. A stack or local memory means spilled "
-        "registers.",
-        f"{len(rows)} compiled configurations, {sum(u.spills for u in rows)} with spills.",
-        report.table(_COLUMNS, map(dataclasses.asdict, rows)),
+        f"Resources of the {'CUDA' if cuda else 'Triton'} kernels",
+        f"Written by `python -m bench resources{' --cuda' * cuda}`: {compiler}, no GPU took part. Registers, stack, "
+        "local memory and spills are per thread, shared memory per block, in bytes. A stack or local memory of a "
+        "Triton kernel means spilled registers.",
+        f"{len(rows)} compiled configurations, {sum(row.spills for row in rows)} with spills.",
+        report.table(_CUDA if cuda else _TRITON, map(dataclasses.asdict, rows)),
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles everything, prints the table, writes the files; exit status 1 where something spills."""
-    parser = report.parser("resources", "Registers, spills and shared memory of every Triton kernel; needs no GPU.",
-                           writes="resources.json and resources.md")  # fmt: skip
-    parser.add_argument("--arch", type=int, nargs="+", choices=sorted(SHARED_LIMIT), default=list(ARCHITECTURES),
-                        metavar="SM", help=f"of {', '.join(map(str, SHARED_LIMIT))} (default: 80 90 100)")  # fmt: skip
+    """Compiles everything, prints the table, writes the files; exit status 1 where something spills or serializes."""
+    parser = report.parser("resources", "Registers, spills and shared memory of every kernel; needs no GPU.",
+                           writes="resources.json and resources.md (cuda_resources of --cuda)")  # fmt: skip
+    parser.add_argument("--cuda", action="store_true", help="of the CUDA kernels, by nvcc; else of Triton's")
+    parser.add_argument("--arch", type=int, nargs="+", choices=sorted(SHARED_LIMIT), metavar="SM",
+                        help=f"of {', '.join(map(str, SHARED_LIMIT))} (default: all; of Triton 80 90 100)")  # fmt: skip
     arguments = parser.parse_args(argv)
-    version = str(importlib.import_module("triton").__version__)
-    rows = [compile_ahead(launch, arch) for launch in launches() for arch in arguments.arch if launch.runs_on(arch)]
-    document = {"schema": 1, "triton": version, "rows": [dataclasses.asdict(u) for u in rows]}
-    report.publish("resources", document, as_markdown(rows, version=version), arguments.out)
-    return int(any(u.spills or u.shared > u.limit for u in rows))
+    rows: list[Usage | cuda_resources.Kernel]
+    if arguments.cuda:
+        name, compiler = "cuda_resources", cuda_resources.version()
+        rows = [*cuda_resources.compile_all(arguments.arch or SHARED_LIMIT)]
+    else:
+        name, compiler = "resources", f"Triton {importlib.import_module('triton').__version__}"
+        archs = arguments.arch or ARCHITECTURES
+        rows = [compile_ahead(launch, arch) for launch in launches() for arch in archs if launch.runs_on(arch)]
+    document = {"schema": 1, "compiler": compiler, "rows": [dataclasses.asdict(row) for row in rows]}
+    report.publish(name, document, as_markdown(rows, compiler), arguments.out)
+    return int(any(row.wrong for row in rows))

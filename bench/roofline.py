@@ -58,12 +58,10 @@ def _best(call: Callable[[], object], tries: int, clock: Callable[[], float]) ->
 
 @dataclass(frozen=True)
 class Work:
-    """The least a stage must move and compute, and the chain of decisions that it cannot shorten."""
+    """The least a stage must move and compute."""
 
     bytes: int = 0  # inputs read once, outputs written once
     flop: int = 0
-    steps: int = 0  # decisions that depend on each other: the records of the longest group
-    clusters: int = 0  # that each of them chooses among: K of that group
 
 
 def clone_work(fingerprint: torch.Tensor) -> Work:

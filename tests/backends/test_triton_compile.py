@@ -1,7 +1,9 @@
 """Every Triton kernel compiles for each architecture, spills nothing and fits into shared memory; without a GPU."""
 
 import re
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from marks import slow
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bipace_kernels as bk
+from bipace_kernels.backends import dispatch
+from bipace_kernels.backends.cuda import _launch as cuda_launch
 from bipace_kernels.backends.triton import critic
 from bipace_kernels.estimators import table
 
@@ -72,7 +76,7 @@ def test_resources_are_read_and_spills_seen():
 
 def test_page_says_which_triton_compiled_and_counts_what_spills():
     rows = [resources.compile_ahead(_launch(num_warps=1, **o), 90) for o in ({}, {"maxnreg": 16})]
-    text = resources.as_markdown(rows, version=triton.__version__)
+    text = resources.as_markdown(rows, f"Triton {triton.__version__}")
     assert f"Triton {triton.__version__}" in text and text.count("`_sorted_copy`") == 2
     assert "2 compiled configurations, 1 with spills" in text
 
@@ -91,6 +95,24 @@ def test_many_groups_fit_into_the_grids(monkeypatch):
     assert {"_cluster_values", "_centre", "_scaled"} <= grids.keys()
     for name, grid in grids.items():
         assert max(grid[1:], default=1) <= 65_535 and grid[0] < 2**31, (name, grid)
+
+
+@pytest.mark.parametrize(("backend", "launches"), [("cuda", {"Triton": 5, "CUDA": 3}), ("triton", {"Triton": 9})])
+def test_launches_of_a_call(monkeypatch, backend, launches):
+    """The host's part of a call on a GPU grows with each; counted on CPU tensors, and none is made."""
+    made = Counter()
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", lambda *_, **__: made.update(["Triton"]))
+    kernels = SimpleNamespace(
+        built="sm_90a", launch=lambda *_: made.update(["CUDA"]), shared_memory=lambda _: 227 << 10
+    )
+    monkeypatch.setattr(cuda_launch, "stand_in", kernels)
+    for name in ("_why_not", "_why_not_on"):
+        monkeypatch.setattr(dispatch, name, lambda *_: "")
+    rows = torch.arange(16)
+    given = {"layout": bk.layout(rows // 16, rows // 4, rows % 4), "action_key": rows, "rewards": torch.zeros(16)}
+    given["fingerprint"] = torch.ones(16, 64, dtype=torch.bfloat16)
+    bk.advantage(**given, config=bk.Config.bipace(), backend=backend)
+    assert made == launches
 
 
 @pytest.mark.parametrize(("share", "most"), [("group", 40), ("batch", 70)])

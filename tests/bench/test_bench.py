@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from typing import get_type_hints
 
 import numpy as np
@@ -182,14 +179,3 @@ def test_targets_take_the_best_competitor_and_tell_what_did_not_run():
     assert first.value == 5.5 and first.met is False
     grown = reached["time per record, largest / smallest batch at fixed K"]
     assert grown.value == pytest.approx(1.1) and grown.met is True
-
-
-@pytest.mark.slow
-def test_launches_of_a_call():
-    """The host's part of a call on a GPU is counted in launches: here they are, prepared but not made."""
-    pytest.importorskip("triton")
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    argv = [sys.executable, "-m", PACKAGE, "eager", "--rounds", "2"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert "Triton's 5 launches" in done.stdout and "launches of CUDA kernels: 3" in done.stdout
