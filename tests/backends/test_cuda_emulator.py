@@ -10,6 +10,7 @@ import pytest
 import torch
 from cuda_emulator import EMULATOR, Emulator, EmulatorError, build
 from paths import python
+from refusals import refused
 
 from bipace_kernels.backends.cuda import _launch
 
@@ -40,8 +41,7 @@ def run(emulator, kernel, threads, *, bytes_shared=0, grid=(1, 1), **arguments):
 def test_threads_that_miss_each_other_are_an_error(emulator, kernel, said):
     if kernel == "leave_early":
         run(emulator, kernel, N, fault=False)
-    with pytest.raises(EmulatorError, match=said):
-        run(emulator, kernel, N, fault=True)
+    refused(said, run, emulator, kernel, N, error=EmulatorError, fault=True)
 
 
 def test_collectives(emulator):
@@ -69,19 +69,15 @@ def test_every_float16(emulator):
 
 
 def test_launches_that_cannot_be_are_refused(emulator):
-    with pytest.raises(EmulatorError, match="no kernel nobody"):
-        emulator.launch("nobody", 1, 1, 32, 0, b"")
-    with pytest.raises(EmulatorError, match="takes 1 arguments, got 2"):
-        emulator.launch("leave_early", 1, 1, N, 0, bytes(16))
-    with pytest.raises(EmulatorError, match="blocks of 48 threads"):
-        run(emulator, "leave_early", 48, fault=0)
+    refused("no kernel nobody", emulator.launch, "nobody", 1, 1, 32, 0, b"", error=EmulatorError)
+    refused("takes 1 arguments, got 2", emulator.launch, "leave_early", 1, 1, N, 0, bytes(16), error=EmulatorError)
+    refused("blocks of 48 threads", run, emulator, "leave_early", 48, error=EmulatorError, fault=0)
 
 
 def test_a_write_beyond_shared_memory_is_an_error(emulator):
     arguments = {"bytes_shared": 4 * N, "out": torch.empty(N, dtype=torch.int32), "shared": True}
     run(emulator, "write_beyond", N, **arguments, beyond=0)
-    with pytest.raises(EmulatorError, match="beyond its shared memory"):
-        run(emulator, "write_beyond", N, **arguments, beyond=1)
+    refused("beyond its shared memory", run, emulator, "write_beyond", N, error=EmulatorError, **arguments, beyond=1)
 
 
 @pytest.mark.slow
@@ -106,8 +102,7 @@ print(launch(b"write_beyond", 1, 1, {N}, {4 * N}, words, 3, 0, error, 200))
 """
     env = {"LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0"}
     assert python(code, "0", **env) == "0"
-    with pytest.raises(AssertionError, match="heap-buffer-overflow"):
-        python(code, "1", **env)
+    refused("heap-buffer-overflow", python, code, "1", error=AssertionError, **env)
 
 
 def multiplied_together(emulator, dtype, fault=0):
@@ -125,14 +120,10 @@ def test_products_of_a_group_of_warps(emulator, dtype):
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"), [(1, "do not see what was copied"), (3, "written to before it was done"), (4, "have not begun")]
-)
-def test_faults_around_products_are_caught(emulator, fault, said):
-    with pytest.raises(EmulatorError, match=said):
-        multiplied_together(emulator, torch.bfloat16, fault)
-
-
-def test_sums_that_are_not_waited_for_are_nothing(emulator):
+def test_faults_around_products_are_caught(emulator):
+    wrong = {1: "do not see what was copied", 3: "written to before it was done", 4: "have not begun"}
+    for fault, said in wrong.items():
+        refused(said, multiplied_together, emulator, torch.bfloat16, fault, error=EmulatorError)
+    # Sums that are not waited for are nothing.
     out, _ = multiplied_together(emulator, torch.bfloat16, 2)
     assert out.isnan().all()

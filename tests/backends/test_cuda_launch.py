@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from nvrtc import NO_NVCC, NVCC
-from paths import ROOT
+from paths import ROOT, program
 from refusals import refused
 
 from bipace_kernels.backends.cuda import _launch
@@ -96,8 +96,7 @@ def test_fields_are_those_of_the_structs(tmp_path):
     path = tmp_path / "fields.cpp"
     path.write_text("\n".join(lines))
     argv = [compiler, "-std=c++17", "-fsyntax-only", f"-I{ROOT / 'csrc'}", str(path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    program(*argv)
 
 
 @pytest.fixture

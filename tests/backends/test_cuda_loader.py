@@ -116,13 +116,11 @@ def test_the_detail_names_architectures_and_drivers(fresh, monkeypatch):
     assert bk.backends()["cuda"].detail == (f"built with CUDA 12.9 for {BUILT}; driver needed: CUDA 12.0, found: 12.4")
 
 
-@pytest.mark.parametrize(
-    ("built", "capability", "has"),
-    [("sm_80 sm_90a", (9, 0), True), ("sm_80 sm_90a compute_120", (8, 0), False), ("sm_90 compute_90", (9, 0), False)],
-)
-def test_groups_of_warps_are_for_code_that_has_them(built, capability, has, monkeypatch):
-    gram._capability.cache_clear()
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(_launch, "stand_in", SimpleNamespace(built=built))
-    assert gram.warpgroups(torch.device("cuda", 0)) == has
+def test_groups_of_warps_are_for_code_that_has_them(monkeypatch):
+    of_9, of_8 = ("sm_80 sm_90a", (9, 0), True), ("sm_80 sm_90a compute_120", (8, 0), False)
+    for built, capability, has in (of_9, of_8, ("sm_90 compute_90", (9, 0), False)):
+        gram._capability.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, of=capability: of)
+        monkeypatch.setattr(_launch, "stand_in", SimpleNamespace(built=built))
+        assert gram.warpgroups(torch.device("cuda", 0)) == has
     gram._capability.cache_clear()

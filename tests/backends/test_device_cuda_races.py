@@ -15,6 +15,7 @@ from clustering import mixture
 from cuda_emulator import Emulator, EmulatorError, build, of_checkout
 from marks import slow
 from ragged import ON_CPU
+from refusals import refused
 
 from bipace_kernels.backends.cuda import _launch, action_keys, clusters, gram, values
 from bipace_kernels.backends.records import Records
@@ -208,8 +209,7 @@ def test_rows_that_are_not_aligned_are_no_vectors(tmp_path, emulator, monkeypatc
     multiply(63)
     monkeypatch.setattr(_launch, "stand_in", faulty)
     multiply(64)
-    with pytest.raises(EmulatorError, match="not aligned to 16"):
-        multiply(63)
+    refused("not aligned to 16", multiply, 63, error=EmulatorError)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
 pytest.importorskip("rich", reason="the tables of the benchmark need rich, which is not installed")
 pytest.importorskip("matplotlib", reason="the picture of the benchmark needs matplotlib, which is not installed")
@@ -97,8 +98,7 @@ def test_what_is_written_is_read(tmp_path):
     assert found.hidden[3].dtype == np.float32 and found.hidden[3].shape == (len(found), 4)
     part = found.select(found.group == 1)
     assert set(part.group) == {1} and part.observation[0] == "room 0" and len(part.hidden[3]) == len(part)
-    with pytest.raises(ValueError, match="sorted by group"):
-        truth_sets.write(tmp_path / "x.npz", {}, [[1] * 9, [0] * 9], {})
+    refused("sorted by group", truth_sets.write, tmp_path / "x.npz", {}, [[1] * 9, [0] * 9], {})
 
 
 @pytest.mark.parametrize("rollouts", [1, 2, 4, 8])
@@ -219,8 +219,7 @@ def test_a_sample_of_turns_is_judged_on_them_alone(tmp_path, capsys):
     with_cosine = [key for key, of in result.measures.items() if "cosine" in of]
     assert with_cosine == [("GRPO", 2)]  # of four rollouts there is one batch, and no other
     assert ("exact V as baseline of whole returns", 4) in result.measures and result.reliability == pytest.approx(1)
-    with pytest.raises(ValueError, match="finite"):
-        truth_measures.checked(truth_rows.Estimator("mine", lambda b: b.returns - b.exact), batch)
+    refused("finite", truth_measures.checked, truth_rows.Estimator("mine", lambda b: b.returns - b.exact), batch)
     assert truth.main(["--folder", str(tmp_path), "--only", "GRPO", "--processes", "1", "--rollouts", "2"]) == 0
     assert "## Expected policy gradient, coin_hold" in capsys.readouterr().out
 
@@ -363,9 +362,8 @@ def test_rollout_equivalents_are_read_off_the_reference_curve(tmp_path):
     assert summary.equivalent([found.name], "nowhere", 2) == "–"
 
 
-@pytest.mark.parametrize(
-    ("task", "goal"),
-    [
+def test_goals_of_alfworld_are_read_from_their_sentences():
+    for task, goal in (
         ("put a clean plate in countertop.", ("plate", "countertop", "clean", 1)),
         ("heat some egg and put it in diningtable.", ("egg", "diningtable", "heat", 1)),
         ("put a hot apple in fridge.", ("apple", "fridge", "heat", 1)),
@@ -374,10 +372,8 @@ def test_rollout_equivalents_are_read_off_the_reference_curve(tmp_path):
         ("put some saltshaker on drawer.", ("saltshaker", "drawer", None, 1)),
         ("examine the alarmclock with the desklamp.", ("alarmclock", "desklamp", "light", 1)),
         ("look at bowl under the desklamp.", ("bowl", "desklamp", "light", 1)),
-    ],
-)
-def test_goals_of_alfworld_are_read_from_their_sentences(task, goal):
-    assert tuple(goal_of(task)[name] for name in ("object", "place", "change", "count")) == goal
+    ):
+        assert tuple(goal_of(task)[name] for name in ("object", "place", "change", "count")) == goal
 
 
 def test_the_searcher_does_what_its_memory_says():

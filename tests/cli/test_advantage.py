@@ -134,7 +134,6 @@ WITHOUT_EFFECT = {
     "epsilon": (["--partition", "exact", "--epsilon", 0.3], "partition exact", "choose --partition cosine"),
     "history_length": (["--history-length", 2], "partition cosine", "choose --partition history"),
     "action_mode": (["--preset", "grpo", "--action-mode", "first_n"], "partition none", "leave it out"),
-    "similarity": (["--similarity", 0.9], "partition cosine", "choose --partition similar"),
     "length_weight_alpha": (["--length-weight-alpha", 1], "estimator q_style", "choose --preset hgpo"),
     "no_base_group": (["--preset", "gigpo", "--no-base-group"], "estimator mean", "choose --preset hgpo"),
     "step_weight": (["--preset", "grpo", "--step-weight", 1], "estimator none", "choose --preset bipace"),
@@ -413,7 +412,6 @@ BAD_OPTIONS = {
     "preset": (["--preset", "gea"], "bipace, gae, got 'gea'; did you mean 'gae'?"),
     "partition": (["--partition", "fuzzy"], "partition must be one of none, exact, history, similar, cosine"),
     "epsilon": (["--epsilon", "3"], "epsilon must be"),
-    "step weight": (["--step-weight", "-1"], "--step-weight must be"),
     "pair": (["--estimator", "hgpo"], "needs --partition history"),
     "no partition": (["--preset", "grpo", "--partition", "exact"], "has no use under --estimator none"),
     "step norm": (["--step-norm", "std"], "--step-norm std goes with"),
@@ -429,7 +427,6 @@ BAD_OPTIONS = {
     "two sources": (["--fingerprint", "x.npy", "--fingerprint-column", "h"], "give one of them"),
     "absent backend": (["--backend", "cuda"], "cannot run here"),
     "suffix": (["--out", "table.xlsx"], "must end in one of .parquet"),
-    "unknown option": (["--frobnicate"], "No such option"),
     "first n": (["--first-n", "3"], "No such option"),  # of token ids; actions are texts here
     "not a number": (["--gamma", "high"], "--gamma"),
 }

@@ -221,27 +221,30 @@ def browser():
         yield opened
 
 
+def opened(browser, folder, place="", **how):
+    """A page of the browser that shows the inspector of this folder, and the errors that it will have had."""
+    page, wrong = browser.new_page(**{"viewport": {"width": 1400, "height": 900}, **how}), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on(
+        "request", lambda request: wrong.append(request.url) if not request.url.startswith(("file:", "blob:")) else None
+    )
+    page.goto((folder / "inspector.html").as_uri() + place)
+    page.wait_for_selector("main:not([hidden])")
+    return page, wrong
+
+
 @pytest.mark.slow
 def test_in_chromium(browser, tmp_path):
     rows = [dict(row, observation=f"{row['observation']} {MARKUP}", action=row["action"] + MARKUP) for row in GOLDEN]
     rows += [dict(row, task_id="other", reward=0.0) for row in GOLDEN]
-    made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out")
-    content = unpack((tmp_path / "out/inspector.html").read_text(encoding="utf-8"))
-    context = browser.new_context(offline=True, color_scheme="dark", viewport={"width": 1500, "height": 900})
-    page = context.new_page()
-    wrong = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("request", lambda request: wrong.append(request.url) if not request.url.startswith("file:") else None)
-    page.goto((tmp_path / "out/inspector.html").as_uri())
-    page.wait_for_selector("main:not([hidden])")
-
+    content = content_of(tmp_path, rows)
+    page, wrong = opened(browser, tmp_path / "out", offline=True, color_scheme="dark")
     # The group with outcomes that differ comes first, the text of its step is text.
     assert page.inner_text("#timeline-title") == "Timeline of key"
     assert page.text_content("#observation").endswith(f" {MARKUP}")
     assert page.text_content("#action").endswith(MARKUP)
     assert page.evaluate("window.broken") is None and page.locator("main img, main script").count() == 0
-
     # A click on a cell shows that step: six estimators with its numbers, its peers and neighbours.
     cells = page.locator("#timeline .cell")
     assert cells.count() == 6
@@ -255,7 +258,6 @@ def test_in_chromium(browser, tmp_path):
     assert [link.inner_text() for link in page.locator("#peers .go").all()] == ["2 · 1"]  # both in the hall
     page.locator("#peers .go").first.click()
     assert page.inner_text("#step-title") == "Step 1 of rollout 2" and page.url.endswith("#step=5&partition=exact")
-
     # Arrow keys, in the timeline and in tables.
     page.locator('#timeline .cell[aria-pressed="true"]').focus()
     page.keyboard.press("ArrowLeft")
@@ -266,7 +268,6 @@ def test_in_chromium(browser, tmp_path):
     page.locator("#groups tbody tr[tabindex='0']").focus()
     page.keyboard.press("ArrowDown")
     assert page.inner_text("#timeline-title") == "Timeline of other"
-
     # Filters and order of the list.
     page.select_option("#scope", "all")
     assert "of 12 steps" in page.inner_text("#count")
@@ -288,28 +289,22 @@ def test_in_chromium(browser, tmp_path):
     page.select_option("#cluster", "alone")
     page.select_option("#scope", "group")
     assert page.locator("#steps tbody tr").count() == 1  # the roof
-
     # Colours: those of the system, and the other ones.
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
     page.click("#theme")
     assert page.evaluate(background) != dark and page.inner_text("#theme") == "Dark"
     assert wrong == []
-    context.close()
+    page.close()
 
 
 @pytest.mark.slow
 def test_in_chromium_a_training_run_s_own_credit_comes_first(browser, tmp_path):
     made_by(write(tmp_path / "a.jsonl", trained()), tmp_path / "out")
-    page = browser.new_page(color_scheme="light")
-    wrong = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.goto((tmp_path / "out/inspector.html").as_uri() + "#step=5")
-    page.wait_for_selector("main:not([hidden])")
+    page, wrong = opened(browser, tmp_path / "out", "#step=5", color_scheme="light")
     assert page.input_value("#estimator") == page.input_value("#partition") == "trained"
     assert page.locator("#estimators tbody tr").last.inner_text().split("\t")[:2] == ["as trained", "−3.000"]
-    assert [link.inner_text() for link in page.locator("#peers .go").all()] == ["0 · 1"]
-    assert wrong == []
+    assert [link.inner_text() for link in page.locator("#peers .go").all()] == ["0 · 1"] and wrong == []
     page.close()
 
 
@@ -353,9 +348,7 @@ def test_in_chromium_nothing_is_cut_at_any_width(browser, tmp_path):
         trained = {"bipace_advantage": size * rng.normal(), "bipace_cluster": 15 * task + step}
         rows.append(record(0, step, text, text, size * rng.normal()) | ids | trained)
     made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out")
-    page = browser.new_page(viewport={"width": 1400, "height": 900})
-    page.goto((tmp_path / "out/inspector.html").as_uri())
-    page.wait_for_selector("main:not([hidden])")
+    page, _ = opened(browser, tmp_path / "out")
     page.select_option("#scope", "all")
     page.locator("#groups thead button").nth(3).click()  # sorted by spread, the tasks stay in view
     for width in (360, 390, 768, 1010, 1280, 1400, 1920, 2560):
@@ -369,16 +362,6 @@ def test_in_chromium_nothing_is_cut_at_any_width(browser, tmp_path):
     page.close()
 
 
-def opened(browser, path):
-    """A page of the browser that shows the file, and the errors that it will have had."""
-    page, wrong = browser.new_page(viewport={"width": 1400, "height": 900}), []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text))
-    page.goto(path.as_uri())
-    page.wait_for_selector("main:not([hidden])")
-    return page, wrong
-
-
 def saved(page, button):
     with page.expect_download() as download:
         page.click(button)
@@ -390,10 +373,8 @@ def saved(page, button):
 def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     rows = [*GOLDEN, *(dict(row, task_id="other", reward=0.0) for row in GOLDEN)]
     rows[3] = dict(rows[3], action='=1+1,"x"')
-    content = unpack(made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out"))
-    columns = content["columns"]
-    page, wrong = opened(browser, tmp_path / "out/inspector.html")
-
+    columns = content_of(tmp_path, rows)["columns"]
+    page, wrong = opened(browser, tmp_path / "out")
     # The heat map: a dot for each step, darker for a larger |A|, marked with its cluster; it chooses the step.
     share = "node => [parseInt(node.style.getPropertyValue('--share')), node.style.getPropertyValue('--sign')]"
     dots = page.locator("#heat .dot")
@@ -412,7 +393,6 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     page.eval_on_selector("#timeline", "node => { node.style.width = '' }")
     dots.nth(5).click()
     assert page.inner_text("#step-title") == "Step 1 of rollout 2"
-
     # A rollout to read has A beside each turn; two stand side by side, step by step.
     turns = page.locator("#transcript .turn")
     page.locator("#heat .go").nth(1).click()
@@ -427,7 +407,6 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     turns.locator(".go").nth(2).click()
     left, right = (turns.nth(k).bounding_box() for k in (2, 3))
     assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
-
     # The link leads to the same step, estimator, partition, view, second rollout and filters.
     page.select_option("#estimator", "gae")
     page.select_option("#second", label="1 (failure)")
@@ -438,7 +417,7 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     page.focus("#find-group")
     page.keyboard.press("Control+V")
     assert page.input_value("#find-group") == link
-    other, _ = opened(browser, tmp_path / "out/inspector.html")
+    other, _ = opened(browser, tmp_path / "out")
     other.goto(link)
     other.locator("#transcript.pair").wait_for()
     for name in ("#estimator", "#partition", "#second", "#least"):
@@ -446,7 +425,6 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     assert other.inner_text("#step-title") == "Step 1 of rollout 2" and other.url == link
     other.close()
     page.fill("#least", "0")
-
     # Filters of groups, empty lists, and the list of steps of what is left.
     names = page.locator("#groups tbody td:first-child")
     assert names.all_inner_texts() == ["No prompt group matches the filters."]
@@ -469,14 +447,12 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     assert page.locator("#histograms").inner_text().count("no step") == len(PRESETS)
     page.click("#steps button[type=reset]")
     page.locator("#steps tbody tr").nth(5).wait_for()
-
     # Comma-separated values of what is listed; no text is a formula.
     table = saved(page, "#save-steps")
     assert [row[4] for row in table] == ["outcome", "success", "success", *["failure"] * 4]
     assert table[4][7] == '\'=1+1,"x"' and table[0][-1] == "A_gae"
     assert [float(row[-1]) for row in table[1:]] == columns["advantage"]["gae"][:6]
     assert saved(page, "#save-groups")[1][:4] == ["a.jsonl", "key", "3", "0.3333"]
-
     # Every heading, field and button of a heading has a tooltip of its own.
     bare = """nodes => nodes.filter(node => !node.title && !node.querySelector("[title]") && node.textContent)
       .map(node => node.textContent)"""
@@ -500,8 +476,7 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
         pq.write_table(pa.Table.from_pylist(rows), paths[-1])
     folder = tmp_path / "out"
     assert run("report", *paths, "--out", folder, "--epsilons", "0.25", "--html", "--no-similar").exit_code == 0
-    page, wrong = opened(browser, folder / "inspector.html")
-
+    page, wrong = opened(browser, folder)
     # Updates in their order, with metrics along them; the slider shows the groups of one.
     success = page.locator("#course figure").first
     assert success.locator("title").all_text_contents() == ["update 0: 0.000", "update 50: 0.333", "update 100: 0.333"]
@@ -516,18 +491,16 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
     page.click("#every")
     assert page.locator("#groups tbody tr").count() == 3
     assert page.inner_text("#update") == "all 3; the group shown: update 100"
-
     # A threshold decides what is a success where the file does not say.
     page.fill("#above", "0.5")
     assert success.locator("title").all_text_contents() == ["update 0: 0.000", "update 50: 0.000", "update 100: 0.333"]
     assert "33 %" in page.inner_text("#timeline .legend")
     assert "above=0.5" in page.url
-    other, _ = opened(browser, folder / "inspector.html")
+    other, _ = opened(browser, folder)
     other.goto(f"{link}&above=0.5")  # of the last update alone
     assert other.locator("#groups tbody tr").count() == 1
     assert other.locator("#course title").all_text_contents()[1] == "update 50: 0.000"
     other.close()
-
     # Steps that are alone in "the trainer's own" partition are not marked; the recorded neighbours are outlined.
     page.locator("#cells .cell").nth(3).click()
     assert page.locator("#cells .alone").count() == 0

@@ -29,12 +29,6 @@ def test_entries_as_a_tensor_where_the_rows_are(device):
     assert cluster(device, np.zeros((0, 3), np.float32), EPSILONS, group=[]).shape == (4, 0)
 
 
-def test_zero_among_others_compares_rows_as_given(device):
-    x = np.array([[1, 0], [2, 0], [1, -0.0], [0, 1]], np.float32)
-    found = cluster(device, x, [0.1, 0.0, 1e-4], group=[0] * 4)
-    assert found.tolist() == [[0, 0, 0, 1], [0, 1, 0, 2], [0, 0, 0, 1]]
-
-
 def test_padding_copies_and_row_order_without_a_wait(device):
     x, group = states()
     rng = np.random.default_rng(3)

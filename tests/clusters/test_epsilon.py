@@ -19,11 +19,7 @@ SAMPLE = ROOT / "examples/data/webshop_llm.jsonl.gz"
 EPSILONS = [0.1, 0.0, 0.35, 1.0]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [list, tuple, np.array, torch.DoubleTensor, torch.FloatTensor],
-    ids=["list", "tuple", "array", "float64", "float32"],
-)
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.DoubleTensor, torch.FloatTensor])
 def test_a_vector_gives_a_row_for_each(backend, kind):
     x, group = spread_out()
     found = bk.cluster(x, group, kind(EPSILONS), backend=backend)

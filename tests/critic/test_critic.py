@@ -11,6 +11,7 @@ import pytest
 import torch
 from batches import make_batch
 from hypothesis import given, settings, strategies as st
+from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.backends.cpu import critic as cpu_critic
@@ -620,8 +621,7 @@ def test_a_memory_keeps_the_batches_of_calls_at_the_same_time(monkeypatch):
     run(config, memory=memory)
     assert len(memory) == 2 * N
     monkeypatch.setattr(combine, "combine", None)
-    with pytest.raises(TypeError, match="not callable"):
-        run(config, memory=memory)
+    refused("not callable", run, config, error=TypeError, memory=memory)
     assert len(memory) == 2 * N  # a call that ends early adds nothing
 
 
@@ -644,8 +644,7 @@ def test_a_memory_refuses_states_that_would_spoil_later_values():
         {"fingerprint": torch.nested.nested_tensor([torch.ones(3)] * rows)}, {"groups": [10**400]},
         {"groups": [10**5000]},
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=r"^state must come from ValueMemory.state_dict\(\): "):
-            memory.load_state_dict({**state, **change})
+        refused(r"^state must come from ValueMemory.state_dict\(\): ", memory.load_state_dict, {**state, **change})
     for name, column in memory.state_dict().items():  # a refused state changes nothing
         assert torch.equal(torch.as_tensor(column), torch.as_tensor(state[name]))
     usable = with_first("usable", False)
@@ -654,19 +653,15 @@ def test_a_memory_refuses_states_that_would_spoil_later_values():
 
 def test_wrong_memories():
     config, memory = replace(VALUES["shared"], share="memory"), bk.ValueMemory(100)
-    with pytest.raises(ValueError, match="max_rows must be an int of at least 1, got 0"):
-        bk.ValueMemory(0)
-    with pytest.raises(TypeError, match=r"memory must be a bipace_kernels.ValueMemory, got dict"):
-        run(config, memory={})
+    refused("max_rows must be an int of at least 1, got 0", bk.ValueMemory, 0)
+    refused(r"memory must be a bipace_kernels.ValueMemory, got dict", run, config, error=TypeError, memory={})
     run(config, memory=memory)
     with pytest.raises(ValueError, match=r"fingerprint must have D = \d+ like the batches in memory, got 2; begin"):
         run(config, memory=memory, fingerprint=np.ones((N, 2), np.float32))
     with pytest.raises(ValueError, match=r"must come from ValueMemory.state_dict\(\): fingerprint must be a tensor"):
         memory.load_state_dict({"groups": [1]})
-    with pytest.raises(ValueError, match=r"come from ValueMemory.state_dict\(\): it must be a dict, got list"):
-        memory.load_state_dict([1])
-    with pytest.raises(ValueError, match="groups must be a list of sizes"):
-        memory.load_state_dict(memory.state_dict() | {"groups": [N + 6, -6]})
+    refused(r"come from ValueMemory.state_dict\(\): it must be a dict, got list", memory.load_state_dict, [1])
+    refused("groups must be a list of sizes", memory.load_state_dict, memory.state_dict() | {"groups": [N + 6, -6]})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -698,8 +693,7 @@ def test_a_bad_reward_spoils_its_trajectory_also_where_returns_are_given(given_r
     changes = {"rewards": rewards}
     if given_returns:
         changes |= {"returns": np.ones(N), "episode_return": np.ones(N)}
-    with pytest.raises(ValueError, match=r"rewards must be finite .* row 5"):
-        run(VALUES["group"], **changes)
+    refused(r"rewards must be finite .* row 5", run, VALUES["group"], **changes)
 
 
 @pytest.mark.parametrize("name", list(VALUES))
@@ -778,24 +772,19 @@ def test_episode_weight(backend):
 def test_other_estimators_have_no_value_and_ignore_truncated():
     plain, given_mask = run(Config.gigpo()), run(Config.gigpo(), truncated=np.ones(N, bool))
     assert plain.value is None and torch.equal(plain.advantage, given_mask.advantage)
-    with pytest.raises(ValueError, match="truncated"):
-        run(Config.gigpo(), truncated=np.ones(N + 1, bool))
+    refused("truncated", run, Config.gigpo(), truncated=np.ones(N + 1, bool))
 
 
 def test_arguments_that_are_missing():
     whole = {"returns": np.zeros(N), "episode_return": np.zeros(N)}
     with pytest.raises(ValueError, match=r"rewards is missing; estimator='gae' reads the reward of each step"):
         run(VALUES["group"], rewards=None, **whole)
-    with pytest.raises(ValueError, match=r"fingerprint is missing; estimator='gae' with value='kernel'"):
-        run(VALUES["kernel"], fingerprint=None)
-    with pytest.raises(ValueError, match=r"observation is missing"):
-        run(VALUES["cluster"], observation=None)
-    with pytest.raises(TypeError, match="truncated"):
-        run(VALUES["group"], truncated=["no"] * N)
+    refused(r"fingerprint is missing; estimator='gae' with value='kernel'", run, VALUES["kernel"], fingerprint=None)
+    refused(r"observation is missing", run, VALUES["cluster"], observation=None)
+    refused("truncated", run, VALUES["group"], error=TypeError, truncated=["no"] * N)
     run(VALUES["group"], fingerprint=None, observation=None, action_key=None)
     run(Config.gae(), action_key=None)
-    with pytest.raises(TypeError, match="action_key"):
-        run(Config.gae(), action_key=["go"] * N)
+    refused("action_key", run, Config.gae(), error=TypeError, action_key=["go"] * N)
     run(Config.gae(action_noise=None), action_key=["go"] * N)
 
 
@@ -822,15 +811,12 @@ def test_steps_that_float64_rounds_are_refused():
     ids=str,
 )  # fmt: skip
 def test_fields_out_of_range(changes):
-    with pytest.raises(ValueError, match=next(iter(changes)) if "partition" not in changes else "value='kernel'"):
-        Config.gae(**changes)
+    refused(next(iter(changes)) if "partition" not in changes else "value='kernel'", Config.gae, **changes)
 
 
 def test_pairs_of_fields():
-    with pytest.raises(ValueError, match="value='cluster' of estimator='gae' needs a partition"):
-        Config.gae("cluster", partition="none")
-    with pytest.raises(ValueError, match="step_norm='batch' goes with estimator 'gae'"):
-        Config.gigpo(step_norm="batch")
+    refused("value='cluster' of estimator='gae' needs a partition", Config.gae, "cluster", partition="none")
+    refused("step_norm='batch' goes with estimator 'gae'", Config.gigpo, step_norm="batch")
     assert Config.gae(kernel_time=None).kernel_time is None
     assert Config.gae(action_noise=None).action_noise is None
 
@@ -843,8 +829,7 @@ def test_an_embedder_has_its_own_numbers_of_the_kernel_unless_they_are_given():
         assert config == replace(plain, **numbers)
         assert Config.gae(embedder=name, **{field: getattr(plain, field) for field in numbers}) == plain
         assert Config.gae("group", name) == Config.gae("group") and config.gae_lambda == numbers.get("gae_lambda", 0.5)
-    with pytest.raises(ValueError, match="embedder must be one of actor_hidden, ngram, identity, sentence, got 'mine'"):
-        Config.gae(embedder="mine")
+    refused("embedder must be one of actor_hidden, ngram, identity, sentence, got 'mine'", Config.gae, embedder="mine")
 
 
 def left_out_by_hand(batch, config):
@@ -903,5 +888,4 @@ def test_value_r2_of_states_that_say_everything_and_nothing():
     bad = states.copy()
     bad[:60] = np.nan
     assert bk.kernel_value_r2(result, bad, VALUES["kernel"]).coverage == pytest.approx(0.9)
-    with pytest.raises(ValueError, match=r"config must be a Config.gae\(\) with value='kernel'"):
-        bk.kernel_value_r2(result, states, Config.bipace())
+    refused(r"config must be a Config.gae\(\) with value='kernel'", bk.kernel_value_r2, result, states, Config.bipace())

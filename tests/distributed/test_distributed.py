@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from batches import make_batch
 from distributed_ranks import WORLD, WRONG
-from paths import ROOT, python
+from paths import ROOT, program, python
 from refusals import refused
 from spawned import run_ranks
 
@@ -179,7 +178,6 @@ def test_it_is_imported_when_asked_for_and_the_pages_code_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_benchmark_runs(tmp_path):
-    command = [sys.executable, "-m", "bench", "distributed", "--quick", "--out", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=300, cwd=ROOT, stdout=subprocess.DEVNULL)
+    program(sys.executable, "-m", "bench", "distributed", "--quick", "--out", tmp_path, timeout=300, cwd=ROOT)
     assert len(json.loads((tmp_path / "distributed.json").read_text())["rows"]) == 5
     assert "| bk.distributed, straddling " in (tmp_path / "distributed.md").read_text()

@@ -42,12 +42,15 @@ class Rollouts:
         self.responses = [tokenizer.encode(action) for action in self.action]
         self.last = [i + 1 == len(self.step) or self.step[i + 1] == 0 for i in range(len(self.step))]
 
-    def advantage(self, keys=None):
+        self.outcomes = [r for r, last in zip(self.reward, self.last, strict=True) if last]  # of the trajectories
+        pairs = list(zip(self.trajectory, self.prompts, self.responses, strict=True))
+        self.rows = [[(p, r) for t, p, r in pairs if t == wanted] for wanted in range(6)]
+
+    def advantage(self, texts=None, keys=None):
+        states = bk.ngram_fingerprint(self.room if texts is None else texts)
         keys = bk.action_keys(self.action)[0] if keys is None else keys
-        return bk.advantage(
-            self.group, self.trajectory, self.reward, step=self.step, fingerprint=bk.ngram_fingerprint(self.room),
-            action_key=keys, config=bk.Config.bipace(0.25),
-        ).advantage  # fmt: skip
+        columns = {"step": self.step, "fingerprint": states, "action_key": keys, "config": bk.Config.bipace(0.25)}
+        return bk.advantage(self.group, self.trajectory, self.reward, **columns).advantage
 
     def padded(self, left, right, pad):
         """[N, P + T] ids and the mask of responses, prompts on the left."""
@@ -59,6 +62,13 @@ class Rollouts:
             ids[i, p : p + len(b)] = torch.tensor(b)
             mask[i, p : p + len(b)] = 1
         return ids, mask, p
+
+    def whole(self, part=range(6), room=0):
+        """[B, T] ids of these trajectories, one behind the other its prompts and responses, and 1 on the latter."""
+        ids = [[i for p, r in self.rows[t] for i in p + r] for t in part]
+        masks = [[bit for p, r in self.rows[t] for bit in [0] * len(p) + [1] * len(r)] for t in part]
+        width = max(map(len, ids)) + room
+        return (torch.tensor([row + [0] * (width - len(row)) for row in each]) for each in (ids, masks))
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +168,8 @@ def test_slime(run, rollouts):
 def trajectories_of(rollouts, step, trajectory):
     """Six of them, and their steps in the order of the rollouts."""
     steps = [step(prompt_ids=p, response_ids=r) for p, r in zip(rollouts.prompts, rollouts.responses, strict=True)]
-    rewards = [r for r, last in zip(rollouts.reward, rollouts.last, strict=True) if last]
     own = [[s for s, t in zip(steps, rollouts.trajectory, strict=True) if t == wanted] for wanted in range(6)]
-    return steps, [trajectory(steps=s, reward=r) for s, r in zip(own, rewards, strict=True)]
+    return steps, [trajectory(steps=s, reward=r) for s, r in zip(own, rollouts.outcomes, strict=True)]
 
 
 def test_rllm(run, rollouts):
@@ -201,46 +210,24 @@ def test_areal(run, rollouts, tokenizer):
             return {**data, "loss_mask": data["loss_mask"].float().roll(-1, 1)}
 
     names = run("AReaL", areal__trainer__ppo__actor={"PPOActor": PPOActor})
-    rows, masks = [[] for _ in range(6)], [[] for _ in range(6)]
-    for t, prompt, response in zip(rollouts.trajectory, rollouts.prompts, rollouts.responses, strict=True):
-        rows[t] += prompt + response
-        masks[t] += [0] * len(prompt) + [1] * len(response)
-    width = max(map(len, rows)) + 2
-    data = {
-        "input_ids": torch.tensor([r + [0] * (width - len(r)) for r in rows]),
-        "loss_mask": torch.tensor([m + [0] * (width - len(m)) for m in masks]),
-        "rewards": torch.tensor([r for r, last in zip(rollouts.reward, rollouts.last, strict=True) if last]),
-    }
+    ids, mask = rollouts.whole(room=2)
+    data = {"input_ids": ids, "loss_mask": mask, "rewards": torch.tensor(rollouts.outcomes)}
     out = names["BiPACEActor"]()._compute_advantages(data, SimpleNamespace(traj_group_sizes=[3, 3]))
     mask = out["loss_mask"].bool()
-    assert torch.equal(out["advantages"] != 0, mask & (out["advantages"] != 0))
+    assert not out["advantages"][~mask].any()
     begins = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
     texts, seen = [], {}
     for t, prompt, response in zip(rollouts.trajectory, rollouts.prompts, rollouts.responses, strict=True):
         texts.append(tokenizer.decode(seen.get(t, []) + prompt))
         seen[t] = seen.get(t, []) + prompt + response
-    keys, _ = bk.action_keys(rollouts.responses, mode="first_n")
-    wanted = bk.advantage(
-        rollouts.group, rollouts.trajectory, rollouts.reward, step=rollouts.step, action_key=keys,
-        fingerprint=bk.ngram_fingerprint(texts), config=bk.Config.bipace(0.25),
-    )  # fmt: skip
-    torch.testing.assert_close(out["advantages"][begins], wanted.advantage, atol=1e-6, rtol=0)
-
-
-def rows_of(rollouts):
-    """Of each of the six trajectories: its pairs of prompt and response."""
-    pairs = list(zip(rollouts.trajectory, rollouts.prompts, rollouts.responses, strict=True))
-    return [[(p, r) for t, p, r in pairs if t == wanted] for wanted in range(6)]
-
-
-def outcomes(rollouts):
-    return [r for r, last in zip(rollouts.reward, rollouts.last, strict=True) if last]
+    wanted = rollouts.advantage(texts, bk.action_keys(rollouts.responses, mode="first_n")[0])
+    torch.testing.assert_close(out["advantages"][begins], wanted, atol=1e-6, rtol=0)
 
 
 def check_tokens(rollouts, found):
     """found [B][T]: the advantage of each turn on its tokens, 0 elsewhere."""
     values = iter(rollouts.advantage().tolist())
-    for row, pairs in zip(found, rows_of(rollouts), strict=True):
+    for row, pairs in zip(found, rollouts.rows, strict=True):
         tokens = []
         for prompt, response in pairs:
             tokens += [0.0] * len(prompt) + [next(values)] * len(response)
@@ -252,7 +239,6 @@ def test_nemo_rl(run, rollouts, tokenizer):
     """compute_advantage(prompt_ids [B, P], rewards [B], mask [B, S], repeated_batch=, …) and messages at 7ea279a."""
     grpo = SimpleNamespace(GRPOAdvantageEstimator=object)
     run("NeMo-RL", nemo_rl__algorithms={"grpo": grpo})
-    rows = rows_of(rollouts)
 
     def message(role, ids, text=""):
         written = torch.full((len(ids),), role == "assistant" and not text)
@@ -260,13 +246,11 @@ def test_nemo_rl(run, rollouts, tokenizer):
         return {"role": role, "token_ids": torch.tensor(ids), "content": content, "token_loss_mask": written}
 
     roles = ("user", "assistant")
-    logs = [[message(*part) for pair in pairs for part in zip(roles, pair, strict=True)] for pairs in rows]
-    for log, ((first, _), *_) in zip(logs, rows, strict=True):  # an example's answer ends the prompt
+    logs = [[message(*part) for pair in pairs for part in zip(roles, pair, strict=True)] for pairs in rollouts.rows]
+    for log, ((first, _), *_) in zip(logs, rollouts.rows, strict=True):  # an example's answer ends the prompt
         log[:1] = [message("user", first[:2]), message("assistant", first[2:], tokenizer.decode(first))]
-    width = max(sum(len(p) + len(r) for p, r in pairs) for pairs in rows) + 2
-    masks = [[bit for p, r in pairs for bit in [0] * len(p) + [1] * len(r)] for pairs in rows]
-    mask = torch.tensor([m + [0] * (width - len(m)) for m in masks])
-    given = {"prompt_ids": torch.tensor([[1, 0]] * 3 + [[2, 5]] * 3), "rewards": torch.tensor(outcomes(rollouts))}
+    _, mask = rollouts.whole(room=2)
+    given = {"prompt_ids": torch.tensor([[1, 0]] * 3 + [[2, 5]] * 3), "rewards": torch.tensor(rollouts.outcomes)}
     more = {"repeated_batch": {"message_log": logs}, "logprobs_policy": None, "logprobs_reference": None}
     found = grpo.GRPOAdvantageEstimator().compute_advantage(**given, mask=mask, **more)
     check_tokens(rollouts, found.tolist())
@@ -286,7 +270,7 @@ def test_prime_rl(run, rollouts):
     base = {"iter_trainable_traces": lambda episodes: ((e, trace) for e in episodes for trace in e.traces)}
     algo = SimpleNamespace(**algo)
     run("prime-rl", prime_rl__orchestrator__algo__base=base, prime_rl__orchestrator={"algo": algo})
-    for pairs, reward in zip(rows_of(rollouts), outcomes(rollouts), strict=True):
+    for pairs, reward in zip(rollouts.rows, rollouts.outcomes, strict=True):
         parts = [part for pair in pairs for part in zip((False, True), pair, strict=True)]
         nodes = [SimpleNamespace(mask=[sampled] * len(ids), token_ids=ids) for sampled, ids in parts]
         traces.append(SimpleNamespace(nodes=nodes, reward=reward))
@@ -303,7 +287,7 @@ def test_prime_rl(run, rollouts):
 
 def test_openrlhf(run, rollouts):
     """Experiences with index, sequences, action_mask (shifted by one), rewards and advantages of openrlhf 0.11.2."""
-    names, rows = run("OpenRLHF"), rows_of(rollouts)
+    names = run("OpenRLHF")
 
     class Maker:
         args = SimpleNamespace(rollout=SimpleNamespace(n_samples_per_prompt=3))
@@ -314,14 +298,10 @@ def test_openrlhf(run, rollouts):
             return experiences
 
     maker = type("Mine", (names["BiPACEMixin"], Maker), {})
-    experiences, reward = [], outcomes(rollouts)
+    experiences = []
     for part in ([4, 1, 0], [2, 5, 3]):  # in any order, by dynamic batches
-        ids = [[i for p, r in rows[t] for i in p + r] for t in part]
-        masks = [[bit for p, r in rows[t] for bit in [0] * len(p) + [1] * len(r)] for t in part]
-        width = max(map(len, ids))
-        mask = torch.tensor([m + [0] * (width - len(m)) for m in masks])[:, 1:]
-        sequences = torch.tensor([row + [0] * (width - len(row)) for row in ids])
-        found = {"rewards": torch.tensor([reward[t] for t in part]), "action_mask": mask.bool()}
+        sequences, mask = rollouts.whole(part)
+        found = {"rewards": torch.tensor(rollouts.outcomes)[part], "action_mask": mask[:, 1:].bool()}
         experiences.append(SimpleNamespace(index=part, sequences=sequences, **found))
     done = maker().compute_advantages_and_returns(experiences)
     by_row = {t: [0.0, *row] for e in done for t, row in zip(e.index, e.advantages.tolist(), strict=True)}

@@ -54,51 +54,44 @@ def test_differences_are_paired_by_seed_and_every_row_says_its_seeds(tmp_path):
     assert "+10.0 ± 0.0" in text and "95 % interval" in text and "The warm start solves 20.0%." in text
 
 
-def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
-    settings, tuned = Settings(), tmp_path / "tuned.json"
-    for run, share in zip(campaign.tuning("gae", settings, tmp_path), (0.3, 0.5, 0.4), strict=True):
-        assert run.seed not in campaign.SEEDS
-        campaign.choose("gae", settings, tmp_path, tuned)
-        assert not tuned.exists()  # not before all are there
-        finish(run, share)
-    campaign.choose("gae", settings, tmp_path, tuned)
-    assert json.loads(tuned.read_text())["gae"]["learning_rate"] == campaign.RATES[1]
-    assert "Config.gae(), first form | 30.0 | 50.0 | 40.0 |" in report.tuning_table(tmp_path / "tuning")
+@pytest.mark.parametrize(("best", "taken"), [(0.615, 0.5), (0.63, 0.8)])
+def test_tuning_from_three_rates_to_lower_ones_to_the_method_s_own_number(tmp_path, monkeypatch, best, taken):
+    """The rate that solved most, halved until a lower one is no better; another λ must beat the default by a margin."""
+    settings, tuned, begun = Settings(), tmp_path / "tuned.json", []
+    shares = {3e-4: 0.5, 6e-4: 0.4, 1.2e-3: 0.3, 1.5e-4: 0.6, 7.5e-5: 0.6}
+
+    def work_through(runs, *_):
+        for run in (run for run in runs if not run.done):
+            rate, own = run.settings.learning_rate, run.settings.gae_lambda
+            assert run.seed not in campaign.SEEDS
+            campaign.choose("gae", settings, tmp_path, tuned)
+            assert tuned.exists() == (len(begun) >= 3)  # not before all are there
+            assert not tuned.exists() or "gae_lambda" not in json.loads(tuned.read_text())["gae"]
+            begun.append((rate, own))
+            finish(run, {0.5: shares[rate], 0.3: 0.4, 0.8: best}[own])
+        return []
+
+    monkeypatch.setattr(campaign, "work_through", work_through)
+    monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
+    given = ([], [], settings, tmp_path, tuned, ["gae"], campaign.final, 1, print)
+    campaign.complete(*given, tune_only=True)
+    assert begun == [(rate, 0.5) for rate in shares] + [(1.5e-4, 0.3), (1.5e-4, 0.8)]
+    choice = json.loads(tuned.read_text())["gae"]
+    assert (choice["learning_rate"], choice["gae_lambda"]) == (1.5e-4, taken)
+    table = report.tuning_table(tmp_path / "tuning")
+    assert "Config.gae(), first form | 60.0 | 60.0 | 50.0 | 40.0 | 30.0 |" in table
+    assert "by gae_lambda | 0.3 | 0.5 | 0.8 |" in table and f"| 40.0 | 60.0 | {100 * best:.1f} |" in table
+    assert {(r.method, r.settings.gae_lambda) for r in campaign.final(settings, tmp_path, tuned)} == {("gae", taken)}
     before = tuned.read_text()
     for run in campaign.tuning("gae", settings, tmp_path):
         run.path.unlink()
     campaign.choose("gae", settings, tmp_path, tuned)
-    assert tuned.read_text() == before
-    assert {(r.method, r.settings.learning_rate) for r in campaign.final(settings, tmp_path, tuned)} == {("gae", 6e-4)}
-
-
-def test_half_of_the_lowest_rate_is_tried_until_a_lower_one_is_no_better(tmp_path):
-    settings, tuned = Settings(), tmp_path / "tuned.json"
-    shares = {3e-4: 0.5, 6e-4: 0.4, 1.2e-3: 0.3, 1.5e-4: 0.6, 7.5e-5: 0.6}
-    begun = []
-
-    def work_through(runs, *_):
-        for run in (run for run in runs if not run.done):
-            begun.append(run.settings.learning_rate)
-            finish(run, shares[run.settings.learning_rate])
-        return []
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(campaign, "work_through", work_through)
-        patch.setattr(campaign.signal, "signal", lambda *_: None)
-        campaign.complete([], [], settings, tmp_path, tuned, ["grpo"], campaign.final, 1, print, tune_only=True)
-        assert begun == [3e-4, 6e-4, 1.2e-3, 1.5e-4, 7.5e-5]
-    assert json.loads(tuned.read_text())["grpo"]["learning_rate"] == 1.5e-4
-
-
-def test_a_lower_rate_undoes_what_was_chosen_at_the_former_one(tmp_path):
-    settings, tuned = Settings(), tmp_path / "tuned.json"
-    choice = {"learning_rate": 3e-4, "scores": {"0.0003": 0.5}, "gae_lambda": 0.8, "gae_lambda_scores": {"0.8": 0.6}}
-    tuned.write_text(json.dumps({"gae": choice}))
-    (run,) = campaign.tuning("gae", settings, tmp_path, campaign.lower(choice))
-    finish(run, 0.7)
+    assert tuned.read_text() == before  # what stands is kept
+    tuned.write_text(json.dumps({"gae": choice | {"learning_rate": 3e-4, "scores": {"0.0003": 0.5}}}))
     campaign.choose("gae", settings, tmp_path, tuned)
-    assert json.loads(tuned.read_text())["gae"] == {"learning_rate": 1.5e-4, "scores": {"0.00015": 0.7, "0.0003": 0.5}}
+    found = json.loads(tuned.read_text())["gae"]
+    assert found == {"learning_rate": 1.5e-4, "scores": {"0.00015": 0.6, "0.0003": 0.5}}  # λ was of the former rate
+    assert campaign.tuning_own("grpo", 6e-4, settings, tmp_path) == {}
 
 
 def test_an_oracle_stands_beside_the_runs_of_its_seed_after_as_many_updates(tmp_path):
@@ -111,26 +104,6 @@ def test_an_oracle_stands_beside_the_runs_of_its_seed_after_as_many_updates(tmp_
     assert [line.split(" | ")[-1] for line in lines] == ["70.0 |", "50.0 |"]
     assert lines[0].startswith("| measured advantages, 16 continuations | 0 |") and "Config.gae()" in lines[1]
     assert report.oracle_table(tmp_path / "nothing", runs) == ""
-
-
-@pytest.mark.parametrize(("best", "taken"), [(0.515, 0.5), (0.53, 0.8)])
-def test_another_lambda_must_beat_the_default_by_the_margin(tmp_path, best, taken):
-    settings, tuned = Settings(), tmp_path / "tuned.json"
-    choice = {"learning_rate": 6e-4, "scores": {"0.0003": 0.1, "0.0006": 0.5}}
-    tuned.write_text(json.dumps({"gae": choice, "grpo": choice}))
-    own = campaign.tuning_own("gae", 6e-4, settings, tmp_path)
-    assert list(own) == [0.5, 0.3, 0.8] and campaign.tuning_own("grpo", 6e-4, settings, tmp_path) == {}
-    for (value, run), share in zip(own.items(), (0.5, 0.4, best), strict=True):
-        assert run.settings == campaign.tuning("gae", settings, tmp_path)[1].settings.changed(gae_lambda=value)
-        campaign.choose("gae", settings, tmp_path, tuned)
-        assert "gae_lambda" not in json.loads(tuned.read_text())["gae"]  # not before all are there
-        finish(run, share)
-    campaign.choose("gae", settings, tmp_path, tuned)
-    assert json.loads(tuned.read_text())["gae"]["gae_lambda"] == taken
-    table = report.tuning_table(tmp_path / "tuning")
-    assert "by gae_lambda | 0.3 | 0.5 | 0.8 |" in table and f"| 40.0 | 50.0 | {100 * best:.1f} |" in table
-    runs = list(campaign.final(settings, tmp_path, tuned))
-    assert {(run.method, run.settings.gae_lambda) for run in runs} == {("gae", taken), ("grpo", 0.5)}
 
 
 def test_the_queue_runs_what_is_missing_and_names_what_failed(tmp_path):

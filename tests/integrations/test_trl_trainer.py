@@ -482,26 +482,24 @@ def test_a_layer_that_the_model_lacks_and_a_plain_config(tmp_path):
         tt.BiPACEGRPOTrainer(tt.make_model(), [tt.reward], args, train_dataset=data, processing_class=tt.TOKENIZER)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_a_rollout_func_gives_wrongly(tmp_path):
+    for change, message in (
         ({"observations": lambda rows: [["x"] * 9] * len(rows)}, "observations must have one entry per turn"),
         ({"actions": lambda rows: ["north"] * len(rows)}, "actions must have one entry per turn of the model, but row"),
         ({"step_rewards": lambda rows: rows[:3] + [None] * (len(rows) - 3)}, "step_rewards .* but row 3 has 0 for"),
         ({"turn_starts": lambda rows: [[99]] * len(rows)}, "turn_starts must be columns below"),
         ({"env_mask": lambda rows: [[1] * len(row) for row in rows]}, "the env_mask of rollout_func, which must be 0"),
         ({"truncated": lambda rows: [[True]] * len(rows)}, r"truncated must be one bool per row, .* got \[True\] in"),
-    ],
-)
-def test_what_a_rollout_func_gives_wrongly(tmp_path, change, message):
-    def wrong(prompts, trainer):
-        out = tt.rollout(prompts, trainer, extras=ALL)
-        return {**out, **{name: make(out.get(name, out["completion_ids"])) for name, make in change.items()}}
+    ):
 
-    options = {"bipace_method": "gae", "bipace_embedder": "ngram", "bipace_on_invalid": "raise"}
-    trainer = tt.make_trainer(tmp_path, rollout_func=wrong, **options)
-    refused(message, trainer.train, error=(ValueError, TypeError))
-    assert trainer._buffered_inputs is None  # a failure leaves the batch alone
+        def wrong(prompts, trainer, change=change):
+            out = tt.rollout(prompts, trainer, extras=ALL)
+            return {**out, **{name: make(out.get(name, out["completion_ids"])) for name, make in change.items()}}
+
+        options = {"bipace_method": "gae", "bipace_embedder": "ngram", "bipace_on_invalid": "raise"}
+        trainer = tt.make_trainer(tmp_path, rollout_func=wrong, **options)
+        refused(message, trainer.train, error=(ValueError, TypeError))
+        assert trainer._buffered_inputs is None  # a failure leaves the batch alone
 
 
 def test_rows_and_states_of_another_batch_and_logs_without_the_tool_loop(tmp_path):

@@ -3,13 +3,14 @@
 import logging
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from bipace_kernels.integrations import _turns
 from bipace_kernels.integrations.verl import driver_v0
-from bipace_kernels.integrations.verl.estimator import HIDDEN, Bipace, estimate, settings_of
+from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace, estimate, settings_of
 from marks import slow
 from paths import program
 from refusals import refused
@@ -437,6 +438,48 @@ def test_fields_that_are_missing(advantages, name):
     data = batch(MULTI)
     (data.batch if name in data.batch else data.non_tensor_batch).pop(name)
     refused(f"{name} is missing in the batch, and algorithm.adv_estimator=bipace needs", advantages, of(), data)
+
+
+@pytest.mark.parametrize("way", ["tapped", "early exit", "grpo"])
+def test_the_v1_trainer_asks_for_states_beside_the_log_probs_and_sends_none_on(monkeypatch, way):
+    """Its mixin before a trainer that notes what it is asked; test_verl_runs.py has whole runs."""
+    pytest.importorskip("transfer_queue")
+    from bipace_kernels.integrations.verl import trainer_v1
+
+    asked, data = [], batch(MULTI)
+
+    class Stock:
+        def _compute_old_log_prob(self, batch, metrics):
+            asked.append(dict(batch.extra_info))
+            metrics["asked"] = 1.0
+            return SimpleNamespace(extra_info=dict(batch.extra_info), fields=["old_log_probs", HIDDEN])
+
+        def _compute_advantage(self, batch, metrics):
+            if self.bipace is not None:
+                self.found = estimate(data.batch["token_level_rewards"], data.batch["response_mask"])
+            return batch
+
+    made = object.__new__(type("Own", (trainer_v1.Trainer, Stock), {}))
+    early = way == "early exit"
+    made.config = run_of(
+        [("algorithm.rollout_correction.bypass_mode", early)], **({"embedder": "actor_hidden"} if early else {})
+    )
+    made.bipace, made.tokenizer = None if way == "grpo" else Bipace(made.config), Words()
+    made.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: asked.append(dict(batch.extra_info)))
+    given, metrics = SimpleNamespace(extra_info={}, fields=None), {}
+    done = made._compute_old_log_prob(given, metrics)
+    request = {} if way == "grpo" else {NAME: {"layer": -8, "early_exit": early}}
+    more = {"calculate_entropy": False, "compute_loss": False, "temperature": 1.0} if early else {}
+    assert asked == [request | more] * (1 + early)  # verl then takes the rollout's log-probs, without a forward
+    assert NAME not in given.extra_info
+    assert way == "grpo" or (NAME not in done.extra_info and done.fields == ["old_log_probs"])
+    refused("", made._compute_old_log_prob, given, None, error=TypeError)
+    assert NAME not in given.extra_info
+    rows = driver_v0.rows_of(data, [torch.randn(n, 16) for n in (2, 2, 1, 2)])
+    monkeypatch.setattr(trainer_v1, "rows_of", lambda _: rows)
+    monkeypatch.setattr(_turns, "_byte_table", lambda tokenizer, size: BYTES)
+    assert made._compute_advantage(given, metrics) is given
+    assert (metrics.get("bipace/prompts") == 2) == (way != "grpo") == hasattr(made, "found")
 
 
 def test_a_trainer_that_hands_nothing_over():

@@ -418,19 +418,16 @@ GAE_KEYS = ["bipace_method=gae"]
     ([], ["env.rollout.n=1"], "env.rollout.n must be at least 2, got 1"),
     ([], ["actor_rollout_ref.actor.strategy=megatron"], "use bisim_embedder=ngram, or strategy=fsdp"),
     ([], ["algorithm.adv_estimator=hgpo"], "set algorithm.gigpo.bisim_embedder=identity"),
-    (["bipace_lambda=1"], [], r"algorithm\.gigpo\.bipace_lambda is not a BiPACE setting; .* bipace_gae_lambda"),
-    (["bipace_episode_scope=rows"], [], "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
     (GAE_KEYS, [], "bipace_method=gae has no clusters and does not use PACE: set .* to False"),
     (["bisim_grouping=False", *GAE_KEYS, "bipace_episode_scope=trajectory"], [],
      "bipace_episode_scope has no effect where bipace_episode_weight is 0"),
     (["bipace_method=bigpo"], [], "bipace_method must be gae, or .* if there are keys bipace_…, got 'bigpo'"),
     (["bipace_value=group"], [], "bipace_method must be gae.* got None: set it, or leave out bipace_value"),
-    ([*GAE_KEYS, "bipace_gae_lambda=2"], [], r"gigpo\.bipace_gae_lambda must be a"),
     ([*GAE_KEYS, "bipace_memory_rows=9"], [], r"gigpo\.bipace_memory_rows has no effect"),
     (GAE_KEYS, ["algorithm.gamma=2"], r"algorithm\.gigpo\.bipace_gamma must be a number"),
 ])  # fmt: skip
 def test_settings_that_make_no_sense_name_the_key_and_the_cure(tmp_path, keys, others, message):
-    ours = [f"{'+' * key.startswith(('bisim_epsilon', 'bipace_lambda'))}algorithm.gigpo.{key}" for key in keys]
+    ours = [f"{'+' * key.startswith('bisim_epsilon')}algorithm.gigpo.{key}" for key in keys]
     config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True", *ours, *others)
     refused(message, Settings.of, config)
 

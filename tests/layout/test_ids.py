@@ -165,13 +165,10 @@ def test_empty_rows_are_equal(shape):
         assert codes(values) == [0] * shape[0]
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [([1], "list"), ({"a": 1}, "dict"), ({1}, "set"), ((1, [2]), "tuple"), (bytearray(b"a"), "bytearray")],
-)
-def test_unhashable_is_named(value, kind):
-    with pytest.raises(TypeError, match=rf"observation\[2\] must be hashable, got {kind}; make it a tuple"):
-        number_objects(["a", "b", value, "c"])
+def test_unhashable_is_named():
+    for value in ([1], {"a": 1}, {1}, (1, [2]), bytearray(b"a")):
+        words = rf"observation\[2\] must be hashable, got {type(value).__name__}; make it a tuple"
+        refused(words, number_objects, ["a", "b", value, "c"], error=TypeError)
 
 
 def test_errors_of_the_values_themselves_pass():

@@ -102,15 +102,6 @@ def test_warnings_once_per_process(monkeypatch):
         bk.advantage(group, **pace | {"action_parsed": half}).metrics()  # half of them recognized is enough
 
 
-def test_half_of_the_responses_recognized_is_no_warning():
-    n = 64
-    keys = {"action_key": np.arange(n) % 3, "action_parsed": np.arange(n) % 2 == 0}
-    arguments = {"trajectory": np.arange(n) // 4, "rewards": np.ones(n), "fingerprint": np.eye(4)[np.arange(n) % 4]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        bk.advantage(np.arange(n) // 16, **arguments, **keys, config=bk.Config.bipace()).metrics()
-
-
 def naive_value_r2(result, batch):
     """The definition, row by row."""
     r, cluster = result.returns.double().numpy(), result.cluster.numpy()

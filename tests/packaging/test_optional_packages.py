@@ -107,11 +107,8 @@ def test_the_program_without_its_packages(words):
     assert sentence(command(*words, blocked=EVERYTHING)) == needs("the program bipace", "typer", "cli")
 
 
-@pytest.mark.parametrize(
-    ("module", "subject"),
-    [slow("bipace_kernels.cli", "the program bipace"), slow("bench", "bench")],
-    ids=["cli", "bench"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "subject"), [("bipace_kernels.cli", "the program bipace"), ("bench", "bench")])
 def test_modules_that_are_programs(module, subject):
     code = f"import runpy, sys\nsys.argv = ['program']\nrunpy.run_module({module!r}, None, '__main__', alter_sys=True)"
     said = sentence(run(code, *EVERYTHING))

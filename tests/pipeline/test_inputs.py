@@ -170,14 +170,6 @@ def test_layout_and_valid():
     refused("rewards must have one entry per row", run, layout=lay, **{**ids, "rewards": BATCH.rewards[:-1]})
 
 
-def test_duplicate_rewards_must_agree():
-    batch = BATCH.take([0, 0, 1])
-    batch.rewards = np.array([0.0, 1.0, 0.0])
-    for duplicates in ("once", "count"):
-        with pytest.raises(ValueError, match=r"rewards of one step must agree, but rows 0 and 1"):
-            bk.advantage(config=replace(CONFIGS["gigpo"], duplicates=duplicates), **batch.arguments())
-
-
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_singleton_mode_gives_finite_results_and_a_metric(name, kind, backend):

@@ -175,15 +175,15 @@ def test_compiled_code_raises_the_errors_of_the_call():
     assert str(got.value).startswith(str(want.value))  # the interpreter of older compilers adds the node that it ran
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"layout": None}, "layout is missing; torch.compile needs one"),
-        ({"rewards": [1.0] * BATCH.n}, "rewards must be a tensor under torch.compile, got list"),
-        ({"fingerprint": None}, "fingerprint is missing"),
-        ({"group": torch.zeros(BATCH.n, dtype=torch.int64)}, "group must be None where a layout is given"),
-    ],
-)
+CANNOT = [
+    ({"layout": None}, "layout is missing; torch.compile needs one"),
+    ({"rewards": [1.0] * BATCH.n}, "rewards must be a tensor under torch.compile, got list"),
+    ({"fingerprint": None}, "fingerprint is missing"),
+    ({"group": torch.zeros(BATCH.n, dtype=torch.int64)}, "group must be None where a layout is given"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), CANNOT)
 def test_what_cannot_be_compiled_says_why(changes, words):
     """With fullgraph the compiler raises the message; without, the call runs eagerly."""
     arguments = {"layout": layout_of(BATCH), "config": CONFIGS["bipace"], **given_of(BATCH), **changes}
