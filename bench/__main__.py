@@ -79,7 +79,7 @@ def _run(words: Sequence[str]) -> int:
     pictures: list[str] = []
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        pictures = report.draw(arguments.out, document, stages.CLONE)
+        pictures = report.draw(arguments.out, document)
     report.publish("bench", document, stages.as_markdown(document, reached, pictures), arguments.out)
     return 0
 

@@ -4,7 +4,7 @@
     PYTHONPATH=OTHER_CHECKOUT python bench/bits.py --batches 200     # the same of another build
 
 Digests depend on the instruction set (`bipace info` shows it), so compare two builds on one machine.  Only public names
-are used, so the file runs with any version.
+are used, so the file runs with any version that has Config.gae().
 """
 
 import argparse
@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def presets() -> dict[str, bk.Config]:
     """Every preset, and the variants whose arithmetic differs."""
     make = bk.Config
-    found = {
+    return {
         "grpo": make.grpo(),
         "gigpo": make.gigpo(),
         "gigpo mean_norm": make.gigpo("mean_norm"),
@@ -37,17 +37,13 @@ def presets() -> dict[str, bk.Config]:
         "bipace": make.bipace(),
         "bipace diff_peer": make.bipace(estimator="diff_peer"),
         "bipace exact": make.bipace(partition="exact", step_weight=0.5),
+        "bipace episode_weight 0": make.bipace(episode_weight=0.0),
+        "gae": make.gae(),
+        "gae in the group": make.gae(share="group", step_norm="group"),
+        "gae without a time term": make.gae(kernel_time=None, gae_lambda=0.9),
+        "gae group": make.gae("group"),
+        "gae cluster": make.gae("cluster"),
     }
-    if hasattr(make, "gae"):  # not in builds before it
-        found |= {
-            "bipace episode_weight 0": make.bipace(episode_weight=0.0),
-            "gae": make.gae(),
-            "gae in the group": make.gae(share="group", step_norm="group"),
-            "gae without a time term": make.gae(kernel_time=None, gae_lambda=0.9),
-            "gae group": make.gae("group"),
-            "gae cluster": make.gae("cluster"),
-        }
-    return found
 
 
 def batch(seed: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ A part is what one process measures; bench/gpu.sh gives each its own, so that a 
 import argparse
 import dataclasses
 import gc
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -174,7 +173,7 @@ def _batch(bench: Bench, shape: w.Shape, dry: bool, *, compared: bool) -> None:
         except ImportError as error:
             bench.absent(at, by(backend, WHOLE), f"the responses need tokenizers and transformers: {error}")
             continue
-        made = partial(x.whole_with_layout_made, backend)
+        made = partial(x.chain_with_layout_made, backend)
         bench.row(at, by(backend, name), whole, need=need, check=check)
         for what, call, rounds, note in ((name, whole, 30, "layout made before"),
                                          (f"{name}, and the layout", made, 10, "ids on the host")):  # fmt: skip
@@ -330,6 +329,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tell(*lines: str) -> None:
-    for line in lines:
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    print(*lines, sep="\n", flush=True)

@@ -72,26 +72,20 @@ class Batch(Hidden):
 
     def with_keys(self, backend: str) -> Any:
         """BiPACE with given keys."""
-        return self._advantage(self.layout, self.action_key, None, backend)
+        return self.whole(layout=self.layout, backend=backend)
 
-    def whole(self, backend: str) -> Any:
+    def chain(self, backend: str, layout: bk.Layout | None = None) -> Any:
         """Keys, returns, clustering, means, combination."""
         keys, parsed = self.keys(backend)
-        return self._advantage(self.layout, keys, parsed, backend)
+        layout = self.layout if layout is None else layout
+        return self.whole(layout=layout, action_key=keys, action_parsed=parsed, backend=backend)
 
-    def whole_with_layout_made(self, backend: str) -> Any:
+    def chain_with_layout_made(self, backend: str) -> Any:
         """The same from ids on the host: sorting, numbering and the copy included."""
-        keys, parsed = self.keys(backend)
-        return self._advantage(bk.layout(**self.ids), keys, parsed, backend)
+        return self.chain(backend, bk.layout(**self.ids))
 
     def with_gae(self, share: Any, backend: str) -> Any:
-        return self._advantage(self.layout, self.action_key, None, backend, bk.Config.gae(share=share))
-
-    def _advantage(self, layout: Any, keys: Any, parsed: Any, backend: str, config: bk.Config | None = None) -> Any:
-        return bk.advantage(
-            None, None, self.rewards, fingerprint=self.fingerprint, action_key=keys, action_parsed=parsed,
-            layout=layout, config=config or self.config, backend=backend,
-        )  # fmt: skip
+        return self.whole(layout=self.layout, config=bk.Config.gae(share=share), backend=backend)
 
     @cached_property
     def half(self) -> torch.Tensor:
@@ -101,12 +95,9 @@ class Batch(Hidden):
     def cpu_cluster(self) -> torch.Tensor:
         return bk.cluster(self.half, None, w.EPSILON, layout=self.layout, backend="cpu", num_threads=self.threads)
 
-    def cpu_advantage(self, keys: torch.Tensor | None = None, config: bk.Config | None = None) -> Any:
-        key = torch.from_numpy(self.steps.action_key) if keys is None else keys
-        return bk.advantage(
-            None, None, self.steps.rewards, fingerprint=self.half, action_key=key, layout=self.layout,
-            config=config or self.config, backend="cpu", num_threads=self.threads,
-        )  # fmt: skip
+    def cpu_advantage(self, **changes: Any) -> Any:
+        rows = {"rewards": self.steps.rewards, "fingerprint": self.half, "action_key": self.steps.action_key}
+        return self.whole(**{**rows, "layout": self.layout, "backend": "cpu", "num_threads": self.threads, **changes})
 
     @cached_property
     def planted(self) -> Any:
@@ -135,7 +126,7 @@ class Batch(Hidden):
 
     @cached_property
     def on_cpu_whole(self) -> torch.Tensor:
-        return self.cpu_advantage(self.on_cpu_keys[0]).advantage
+        return self.cpu_advantage(action_key=self.on_cpu_keys[0]).advantage
 
     @cached_property
     def on_cpu_keys(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,5 @@
 """Measurement of time on a GPU, and ceilings of that GPU: bench/README.md, "On a GPU", says how."""
 
-import gc
 import hashlib
 import importlib
 import subprocess
@@ -14,7 +13,7 @@ import torch
 
 import bipace_kernels as bk
 
-from .measure import Timing
+from .measure import Timing, timed
 
 _AHEAD = 50_000_000  # clock cycles, about 30 ms: the device sleeps while the host queues the first rounds
 
@@ -118,7 +117,7 @@ class Clock:
         timing, spent = Timing(), 0.0
         while len(timing.samples) < rounds and (not timing.samples or spent < seconds):
             self._scratch.zero_()
-            took, result = _timed(call)
+            took, _, result = timed(call, _synchronized)
             timing.samples.append(took * 1e3)
             spent += took
         return timing, result
@@ -170,14 +169,7 @@ def capture(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     return graph, result
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    gc.collect()
-    gc.disable()
-    try:
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        result = call()
-        torch.cuda.synchronize()
-        return time.perf_counter() - began, result
-    finally:
-        gc.enable()
+def _synchronized() -> float:
+    """Seconds, once the device has done what it was asked for."""
+    torch.cuda.synchronize()
+    return time.perf_counter()

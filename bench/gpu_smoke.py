@@ -61,7 +61,6 @@ class Ragged:
             "action_key": torch.from_numpy(rng.integers(0, 3, len(group)))[shuffle],
         }
         self.there = {name: value.to(device) for name, value in self.host.items()}
-        self.texts = [f"state {s}, step {t}" * (1 + t % 3) for s, t in zip(state.tolist(), step.tolist(), strict=True)]
 
     def advantages(self, config: bk.Config) -> str:
         ours = bk.advantage(**self.there, config=config, backend=self.backend)
@@ -90,12 +89,6 @@ class Ragged:
             same = all(torch.equal(a.cpu(), b) for a, b in zip(ours, want, strict=True))
             found.append(f"{mode}: {'same keys' if same else 'DIFFERENT'}")
         return ", ".join(found)
-
-
-def ngrams(x: Ragged) -> str:
-    found = bk.ngram_fingerprint(x.texts, device=x.device, backend=x.backend)
-    same = torch.equal(found.cpu(), bk.ngram_fingerprint(x.texts, backend=host()))
-    return "same bits" if same else "DIFFERENT"
 
 
 def _planted(batch: w.Steps, dtype: torch.dtype) -> torch.Tensor:
@@ -160,7 +153,6 @@ def checks(device: torch.device, backend: str, *, small: bool = False) -> dict[s
         large = LARGE if device.type == "cuda" else GROUPS[:2]  # without a GPU those would take minutes
         found |= {
             f"Config.bipace(), a group of 400, D = {LARGE_DIM}": of(make.bipace(), large, LARGE_DIM),
-            "n-gram fingerprints": lambda: ngrams(ragged()),
             "Config.bipace(), float32 rows": of(make.bipace(), GROUPS, DIM, torch.float32),
             "Config.grpo()": of(make.grpo()),
         }
@@ -179,7 +171,7 @@ def ask(check: Callable[[], str]) -> tuple[str, bool]:
 def profile(backend: str) -> None:
     """One whole chain between the profiler's marks, after another that compiles and fills the allocator."""
     x = Batch(w.ON_GPU[0], torch.device("cuda"))
-    call = x.whole
+    call = x.chain
     try:
         call(backend)
     except ImportError:  # no tokenizer to make responses with: the chain without the keys

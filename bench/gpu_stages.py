@@ -51,7 +51,7 @@ def with_keys(x: Batch, backend: str) -> Case:
 def whole(x: Batch, backend: str) -> Case:
     """ImportError where tokenizers or transformers are missing."""
     check = functools.partial(x.check_advantage, whole=True)
-    return WHOLE, functools.partial(x.whole, backend), x.whole_need, check
+    return WHOLE, functools.partial(x.chain, backend), x.whole_need, check
 
 
 def whole_or_with_keys(x: Batch, backend: str) -> Case:

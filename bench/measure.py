@@ -86,7 +86,7 @@ def compare(sides: Sequence[Side], effort: Effort, *, tick: Callable[[], None] =
                 continue
             inputs = side.prepare()
             scratch += 1.0
-            took, cpu = _timed(side.call, inputs, effort.clock)
+            took, cpu = timed(lambda: side.call(inputs), effort.clock)[:2]  # noqa: B023
             timings[side.name].samples.append(took * 1e3)
             timings[side.name].cpu_samples.append(cpu * 1e3)
             spent[side.name] += took
@@ -94,18 +94,16 @@ def compare(sides: Sequence[Side], effort: Effort, *, tick: Callable[[], None] =
     return timings
 
 
-def _timed(call: Callable[[Any], Any], inputs: Any, clock: Callable[[], float]) -> tuple[float, float]:
-    """Seconds of one call by the clock, and by the CPU time of all threads."""
+def timed(call: Callable[[], Any], clock: Callable[[], float]) -> tuple[float, float, Any]:
+    """Seconds of one call by the clock, and by the CPU time of all threads; its result, to be freed afterwards."""
     gc.collect()
     gc.disable()
     try:
         cpu, began = time.process_time(), clock()
-        result = call(inputs)
-        took, spent = clock() - began, time.process_time() - cpu
+        result = call()
+        return clock() - began, time.process_time() - cpu, result
     finally:
         gc.enable()
-    del result  # freeing the result is not the call's business
-    return took, spent
 
 
 @contextmanager

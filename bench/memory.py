@@ -1,13 +1,10 @@
-"""Memory beyond the inputs, each case in a separate process (`python -m bench.memory CASE`)."""
+"""Memory beyond the inputs, each case in a separate process."""
 
 import functools
-import json
-import os
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,23 +54,14 @@ class Peak:
     clusters: int
 
 
-def measure(case: Case, *, quick: bool, threads: int) -> Peak:
+def measure(case: Case, *, threads: int) -> Peak:
     """Runs one case in a fresh process."""
-    package = __package__ or "bench"
-    root = Path(__file__).resolve().parents[package.count(".") + 1]
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join([str(root), *(p for p in sys.path if p)])
-    argv = [sys.executable, "-m", f"{package}.memory", case.name, "quick" if quick else "full", str(threads)]
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"memory case {case.name!r} failed with status {done.returncode}:\n{done.stderr.strip()}")
-    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_measure, case, threads).result()
 
 
-def _main(argv: list[str]) -> int:
-    name, effort, threads = argv
-    case = next(c for c in cases(quick=effort == "quick") if c.name == name)
-    torch.set_num_threads(int(threads))
+def _measure(case: Case, threads: int) -> Peak:
+    torch.set_num_threads(threads)
     warm, _ = _prepare(Case("warm-up", w.TINY, case.dtype, case.call))
     warm()  # imports, thread pool, allocator arenas: paid once per process, not per call
     run, bytes_ = _prepare(case)
@@ -82,9 +70,7 @@ def _main(argv: list[str]) -> int:
     clusters = len((result if isinstance(result, torch.Tensor) else result.cluster).unique())
     dim = case.shape.dim if case.call != "gigpo" else 0
     allowed = bytes_ // 2 + 4 * clusters * dim + ALLOWED_EXTRA
-    found = Peak(case.name, case.shape.text(), str(case.dtype).removeprefix("torch."), peak, allowed, clusters)
-    sys.stdout.write(json.dumps(found.__dict__) + "\n")
-    return 0
+    return Peak(case.name, case.shape.text(), str(case.dtype).removeprefix("torch."), peak, allowed, clusters)
 
 
 def _prepare(case: Case) -> tuple[Callable[[], Any], int]:
@@ -103,7 +89,3 @@ def _prepare(case: Case) -> tuple[Callable[[], Any], int]:
     if case.call == "cluster":
         return lambda: bk.cluster(x.fingerprint, epsilon=w.EPSILON, **x.ids), size
     return x.advantage, size
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))

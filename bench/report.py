@@ -147,17 +147,16 @@ def write(folder: Path, name: str, document: Mapping[str, Any], text: str) -> li
 _OURS, _THEIRS, _BOUND, _LINE = "#0072B2", "#E69F00", "#999999", "#000000"
 
 
-# Pictures of bars, by the stages that they show; the curve of the batch's size is one more.
+# Pictures, by the stages that they show.
 PICTURES = {
     "clusters.png": ("clusters",),
     "calls.png": ("advantage", "critic", "gigpo", "loaded"),
     "texts.png": ("action_keys", "similar", "ngrams"),
 }
-GROWTH = "growth.png"
 
 
-def draw(folder: Path, document: Mapping[str, Any], clone: str) -> list[str]:
-    """Pictures of speed-ups, and of the growth with the batch, of which `clone` is the bound: their names, if any."""
+def draw(folder: Path, document: Mapping[str, Any]) -> list[str]:
+    """Pictures of speed-ups: their names, if any."""
     machine, drawn = document["machine"], []
     run = f"{machine['cpu']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}, {machine['date'][:10]}"
     for name, stages in PICTURES.items():
@@ -171,12 +170,6 @@ def draw(folder: Path, document: Mapping[str, Any], clone: str) -> list[str]:
             png.set_title(made, f"Times slower than bipace_kernels {machine['package']}: {shown}\n{run}")
             png.save(made, folder / name)
             drawn.append(name)
-    if document["scaling"]:
-        made, panels = png.figure(8.6, 4.6)
-        _curves(panels[0, 0], document["scaling"], clone)
-        png.set_title(made, f"Growth with the batch\n{run}")
-        png.save(made, folder / GROWTH)
-        drawn.append(GROWTH)
     return drawn
 
 
@@ -219,26 +212,3 @@ def _bars(axes: Axes, rows: Sequence[Mapping[str, Any]], targets: Sequence[Mappi
         "hatched: torch.clone, the lower bound; vertical line: the target",
         fontsize=9,
     )
-
-
-def _curves(axes: Axes, points: Sequence[Mapping[str, Any]], clone: str) -> None:
-    points = sorted(points, key=lambda p: p["records"])
-    for series in dict.fromkeys(p["series"] for p in points):
-        line = [p for p in points if p["series"] == series]
-        color, marker, style = (_BOUND, "s", ":") if series == clone else (_OURS, "o", "-")
-        axes.errorbar([p["records"] for p in line], [p["median_ms"] for p in line], [p["iqr_ms"] / 2 for p in line],
-                      color=color, marker=marker, linestyle=style, label=series, capsize=3)  # fmt: skip
-    own = [p for p in points if p["series"] != clone]
-    records = [p["records"] for p in own]
-    linear = [own[0]["median_ms"] * n / records[0] for n in records]
-    axes.plot(records, linear, color=_LINE, linestyle="--", linewidth=1, label="linear from the smallest batch")
-    limit = [1.2 * t for t in linear]
-    axes.plot(records, limit, color=_THEIRS, linestyle="-.", linewidth=1, label="1.2 × linear, the limit")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(records, [f"{n:,}" for n in records])
-    axes.minorticks_off()
-    axes.set_xlabel("step records in the batch")
-    axes.set_ylabel("ms per call")
-    axes.set_title("{clusters} clusters, D = {dim}, {dtype}".format_map(own[0]), loc="left", fontsize=10)
-    axes.legend(fontsize=9, frameon=False)

@@ -21,8 +21,7 @@ from .workloads import Ints
 class Ceilings:
     """Measured at the run's thread count; the best of a few tries, because these are ceilings."""
 
-    clone_gb_s: float  # torch.clone: bytes read + bytes written, memory for the result newly allocated
-    copy_gb_s: float  # the same into memory that exists (STREAM's copy)
+    copy_gb_s: float  # bytes read + bytes written, into memory that exists (STREAM's copy)
     gemm_gflop_s: float  # torch.mm, float32, square
     copy_bytes: int
     gemm_size: int
@@ -34,11 +33,10 @@ def measure(*, quick: bool, clock: Callable[[], float] = time.perf_counter) -> C
     side = 256 if quick else 3072
     source = torch.ones(size // 4)
     target = torch.empty_like(source)
-    clone = _best(lambda: source.clone(), 2 if quick else 7, clock)
     copy = _best(lambda: target.copy_(source), 2 if quick else 7, clock)
     a, b, c = torch.randn(side, side), torch.randn(side, side), torch.empty(side, side)
     gemm = _best(lambda: torch.mm(a, b, out=c), 2 if quick else 5, clock)
-    return Ceilings(2 * size / clone / 1e9, 2 * size / copy / 1e9, 2 * side**3 / gemm / 1e9, size, side)
+    return Ceilings(2 * size / copy / 1e9, 2 * side**3 / gemm / 1e9, size, side)
 
 
 def best(one: Ceilings, other: Ceilings) -> Ceilings:

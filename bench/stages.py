@@ -17,7 +17,7 @@ import bipace_kernels as bk
 
 from . import competitors as c, memory, roofline, workloads as w
 from .measure import Effort, Side, available_memory, busy, compare
-from .report import GROWTH, PICTURES, Columns, Target, about, page, remark, short, shorts, table, target_table
+from .report import PICTURES, Columns, Target, about, page, remark, short, shorts, table, target_table
 from .roofline import Ceilings, Work
 
 SCHEMA = 1
@@ -241,19 +241,17 @@ class Hidden:
     def cluster(self, _: Any = None) -> torch.Tensor:
         return bk.cluster(self.fingerprint, None, w.EPSILON, layout=self.layout)
 
-    def advantage(self, _: Any = None) -> Any:
-        return self.gae(self.config)
+    def whole(self, **changes: Any) -> Any:
+        """The whole call; changes: other arguments, such as a layout, which replaces the ids."""
+        ids = {} if "layout" in changes else self.ids
+        rows = {"rewards": self.rewards, "fingerprint": self.fingerprint, "action_key": self.action_key}
+        return bk.advantage(**{"config": self.config, **ids, **rows, **changes})
 
-    def gae(self, config: bk.Config) -> Any:
-        return bk.advantage(
-            **self.ids, rewards=self.rewards, fingerprint=self.fingerprint, action_key=self.action_key, config=config
-        )
+    def advantage(self, _: Any = None) -> Any:
+        return self.whole()
 
     def advantage_with_layout(self, _: Any = None) -> Any:
-        return bk.advantage(
-            rewards=self.rewards, fingerprint=self.fingerprint, action_key=self.action_key, layout=self.layout,
-            config=self.config,
-        )  # fmt: skip
+        return self.whole(layout=self.layout)
 
     def clone(self, _: Any = None) -> torch.Tensor:
         return self.fingerprint.clone()
@@ -379,16 +377,16 @@ def critic(ctx: Context) -> None:
     plain = bk.Config.gae(share="group", luck_noise=0, kernel_directions=None, kernel_inside=0)  # the first form
     for shape in ctx.shapes(*w.TRAINING[:2]):
         x = Hidden(shape)
-        result = x.gae(plain)
+        result = x.whole(config=plain)
         data = x.rows, x.offsets, result.returns.numpy(), x.ids["step"].numpy()
         naive = functools.partial(c.numpy_values, *data, plain)
         same = number_agreement(torch.from_numpy(naive()), result.value.double())
         work = roofline.value_work(x.fingerprint, x.offsets)
         entries = [
             Entry("ours", BIPACE_CALL, x.advantage, note="the yardstick"),
-            Entry("ours", GAE_GROUP, lambda _, x=x: x.gae(group), work),
+            Entry("ours", GAE_GROUP, lambda _, x=x: x.whole(config=group), work),
             Entry("competitor", NUMPY_VALUES, lambda _, naive=naive: naive(), work, same, "only values, first form"),
-            Entry("ours", GAE_BATCH, lambda _, x=x: x.gae(batch), work),
+            Entry("ours", GAE_BATCH, lambda _, x=x: x.whole(config=batch), work),
         ]
         _compare(ctx, "critic", shape.name, shape.text(), "float32", entries, ctx.slow)
 
@@ -574,7 +572,7 @@ def memory_stage(ctx: Context) -> None:
     """Peak memory beyond the inputs, a process per case."""
     for case in memory.cases(quick=ctx.quick):
         ctx.say(f"memory: {case.name}")
-        ctx.results.memory.append(memory.measure(case, quick=ctx.quick, threads=ctx.threads))
+        ctx.results.memory.append(memory.measure(case, threads=ctx.threads))
         ctx.tick()
 
 
@@ -665,8 +663,7 @@ def as_markdown(found: dict[str, Any], reached: Sequence[Target], pictures: Sequ
     parts: list[str | list[str]] = [
         "Written by `python -m bench`; what each row means is in `bench/README.md`.",
         about(found["machine"]),
-        "Ceilings: copy {copy_gb_s:.1f} GB/s, torch.clone {clone_gb_s:.1f} GB/s, float32 product {gemm_gflop_s:.0f} "
-        "GFLOP/s.".format(**found["ceilings"]),
+        "Ceilings: copy {copy_gb_s:.1f} GB/s, float32 product {gemm_gflop_s:.0f} GFLOP/s.".format(**found["ceilings"]),
         "## Targets",
         target_table([t for t in reached if t.stage in ran or found.get(t.stage)]),
     ]
@@ -679,8 +676,7 @@ def as_markdown(found: dict[str, Any], reached: Sequence[Target], pictures: Sequ
     if found["scaling"]:
         grown = found["growth"]
         text = "" if grown is None else f"Time per record at the largest size over the smallest: {grown:.2f}."
-        picture = f"![Growth with the batch]({GROWTH})" if GROWTH in pictures else ""
-        parts += ["## scaling", picture, table(_SCALING, found["scaling"]), text]
+        parts += ["## scaling", table(_SCALING, found["scaling"]), text]
     if found["memory"]:
         parts += ["## memory beyond the inputs", table(_MEMORY, found["memory"])]
     return page("Benchmark results", *parts)

@@ -336,7 +336,7 @@ PROGRAM = """#!/bin/bash
 echo '#running'
 case "$*" in
   *"--backend cuda --check Config.hgpo()"*) echo $$ > "{folder}/hangs"; exec sleep 1000 ;;
-  *"--check n-gram"* | *first-gae-cuda*) kill -SEGV $$ ;;
+  *"--check Config.grpo()"* | *first-gae-cuda*) kill -SEGV $$ ;;
   *) echo fine ;;
 esac
 """
@@ -379,7 +379,7 @@ def test_a_first_run_without_a_gpu(interpreter, tmp_path):
     small, first = everything()
     want = dict.fromkeys((*small, *first), "fine")
     want["cuda: Config.hgpo()"] = "STOPPED while running, after 2 s"
-    died = ["cuda: n-gram fingerprints", "triton: n-gram fingerprints", "first-gae-cuda"]
+    died = ["cuda: Config.grpo()", "triton: Config.grpo()", "first-gae-cuda"]
     want |= dict.fromkeys(died, "FAILED: status -11")
     found = {part["name"]: part["lines"] for part in report.load(tmp_path / "out/gpu.json")}
     assert list(found) == ["smoke", "first"], done.stdout + done.stderr

@@ -19,11 +19,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples/textcraft")]
 
 
 def bench(path: Path, committed: Path) -> None:
-    from bench import report, stages
+    from bench import report
 
     folder = path.parent / "bench"
     folder.mkdir(exist_ok=True)
-    report.draw(folder, json.loads((committed.parent / "bench.json").read_text()), stages.CLONE)
+    report.draw(folder, json.loads((committed.parent / "bench.json").read_text()))
     shutil.move(folder / committed.name, path)
 
 
@@ -123,7 +123,6 @@ Draw = Callable[[Path, Path], None]  # where to, and the committed file
 FIGURES: dict[str, Draw] = {
     "bench/results/cpu/calls.png": bench,
     "bench/results/cpu/clusters.png": bench,
-    "bench/results/cpu/growth.png": bench,
     "bench/results/cpu/texts.png": bench,
     "bench/results/critic/calls.png": bench,
     "bench/results/truth/truth.png": truth,
