@@ -120,8 +120,8 @@ def reasons(
 
         δ = r + γ^Δt V̂(next step) − V̂,   V̂ = 0 after the last step, γ V̂ of that step where it was cut off
 
-    Where there are fingerprints also the nearest states of the prompt group, as rows among the k, with their k: centred
-    as in training.  Values of records that were set aside are 0.
+    With the kernel's value also the nearest states of the prompt group, as rows among the k, with their k: centred as
+    in training.  Values of records that were set aside are 0.
     """
     assert result.value is not None
     trajectory, step = ids["trajectory"].numpy(), ids["step"].numpy()
@@ -139,7 +139,7 @@ def reasons(
     columns = {"value": value, "returns": result.returns.cpu().numpy(), "delta": delta}
     columns["step_term"] = result.step_advantage.cpu().numpy()
     found: dict[str, Any] = {f"bipace_{name}": column[rows.numpy()] for name, column in columns.items()}
-    if records.get("fingerprint") is not None and config.share != "memory":
+    if config.value == "kernel" and records.get("fingerprint") is not None and config.share != "memory":
         places = {row: k for k, row in enumerate(rows.tolist())}
         near = nearest(result, records["fingerprint"], config, NEIGHBOURS)
         kept = [[(places[other], k) for other, k in zip(*near[row], strict=True) if other in places] for row in places]

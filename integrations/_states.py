@@ -246,7 +246,7 @@ class States:
                 "few prompts",
                 f"a batch has {lay.n_groups} prompts ({lay.n_trajectories} rollouts, {lay.n_records} turns), and "
                 f"{' and '.join(self.where + one for one in shared)} work on a batch: with fewer than {FEW_PROMPTS} "
-                f"they are noisy.  Let the trainer hand over more at once (docs/gae.md says how){memory}.",
+                f"they are noisy. Let the trainer hand over more at once (docs/gae.md says how){memory}.",
             )
         return {f"bipace/{name}": value for name, value in found.items()}
 

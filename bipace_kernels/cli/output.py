@@ -38,8 +38,8 @@ def check_folder(folder: str, option: str) -> None:
     place = Path(folder)
     while not place.exists() and place != place.parent:
         place = place.parent
-    if not place.is_dir():
-        raise CliError(f"{option}: {place} is not a folder.")
+    if not (folder and place.is_dir()):
+        raise CliError(f"{option}: {place if folder else 'an empty text'} is not a folder.")
     if not os.access(place, os.W_OK | os.X_OK):
         raise CliError(f"{option}: the folder {place} is not writable; choose another one.")
 

@@ -14,7 +14,7 @@ from ..support.errors import near
 from ..support.warnings import warn_of_unparsed, warn_once
 from . import checks
 from .checks import LateCheck
-from .ids import warn_of_text_ids
+from .ids import warn_of_numbered_ids
 from .layout import Layout, check_layout, layout as make_layout
 from .observations import observation_codes
 from .transfer import to_device
@@ -176,7 +176,7 @@ def _layout(given: dict[str, Any], layout: Layout | None, config: Config, late: 
     if layout is None:
         made = make_layout(given["group"], given["trajectory"], given["step"], given["valid"])
         if config.partition_row.greedy:
-            warn_of_text_ids(given["trajectory"], f"clusters of partition {config.partition!r}", stacklevel=6)
+            warn_of_numbered_ids(given["trajectory"], f"clusters of partition {config.partition!r}", stacklevel=6)
         return made
     if given["valid"] is not None:
         valid = checks.bool_vector(given["valid"], "valid", layout.n_rows, late)

@@ -11,7 +11,7 @@ from ..backends import dispatch, threads as _threads
 from ..backends.dispatch import Backend
 from ..backends.records import Records
 from . import checks, interop
-from .ids import warn_of_text_ids
+from .ids import warn_of_numbered_ids
 from .layout import Layout, check_layout, layout as make_layout
 from .transfer import to_device
 from .values import check_fingerprint
@@ -92,5 +92,5 @@ def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> La
             raise ValueError("trajectory is missing; step numbers need the trajectory that they count in.")
         return make_layout(group, group)  # one trajectory per group: the records in row order
     made = make_layout(group, trajectory, step)
-    warn_of_text_ids(trajectory, "clusters", stacklevel=6)
+    warn_of_numbered_ids(trajectory, "clusters", stacklevel=6)
     return made

@@ -90,14 +90,14 @@ def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
     return _ids_of_list(elements(array), name)
 
 
-def warn_of_text_ids(ids: Any, what: str, *, stacklevel: int) -> None:
-    """Once where ids of trajectories are texts, whose numbers by appearance decide greedy clusters, `what`."""
-    if isinstance(ids, (list, tuple, np.ndarray)) and len(ids) and isinstance(ids[0], (str, bytes)):
+def warn_of_numbered_ids(ids: Any, what: str, *, stacklevel: int) -> None:
+    """Once where ids of trajectories are not integers: greedy clusters, `what`, depend on their numbers."""
+    if not ids_to_int(as_sequence(ids, "trajectory")[:1], "trajectory")[1]:
         text = (
-            f"trajectory ids are strings, which are numbered in order of first appearance, and {what} depend on the "
+            f"trajectory ids that are not integers are numbered in order of first appearance, and {what} depend on the "
             "order of rollouts: the same rows in another order may get other clusters. Integer ids avoid this."
         )
-        warn_once("texts as trajectory ids", text, stacklevel=stacklevel)
+        warn_once("numbered trajectory ids", text, stacklevel=stacklevel)
 
 
 def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:

@@ -224,7 +224,8 @@ def test_other_files_of_the_folder_stay(tmp_path):
     with files.atomic_folder(out) as folder:
         (folder / "report.md").write_text("new")
     assert {p.name: p.read_text() for p in out.iterdir()} == {"notes.txt": "mine", "report.md": "new"}
-    assert "is not a folder" in fail("report", write(tmp_path / "a.jsonl", GOLDEN), "--out", out / "notes.txt")
+    for path in (out / "notes.txt", ""):
+        assert "is not a folder" in fail("report", write(tmp_path / "a.jsonl", GOLDEN), "--out", path)
 
 
 def test_figures_of_extremes(tmp_path):

@@ -101,7 +101,7 @@ def test_the_credit_inspector_reads_which_rollouts_were_cut_off(tmp_path):
     assert page != inspected(without, tmp_path / "other")
 
 
-@pytest.mark.parametrize("share", ["batch", "group", "memory"])
+@pytest.mark.parametrize("share", ["batch", "group", "memory", "own"])
 def test_why_gae_gave_a_step_its_advantage_is_recorded(tmp_path, share):
     """V̂, R, δ and A_S by their definitions, and the nearest states with k of the kernel, centred as in training."""
     generator = torch.Generator().manual_seed(0)
@@ -112,7 +112,8 @@ def test_why_gae_gave_a_step_its_advantage_is_recorded(tmp_path, share):
         "fingerprint": torch.rand(n, 5, generator=generator) - 0.5, "valid": torch.arange(n) != 20,
     }  # fmt: skip
     records["fingerprint"][9] = torch.nan
-    config = bk.Config.gae(share=share, on_invalid="singleton", gae_lambda=0.0, step_norm="none", **FIRST)
+    kernel = {"value": lambda rows: rows.returns / 2} if share == "own" else {"share": share, **FIRST}
+    config = bk.Config.gae(on_invalid="singleton", gae_lambda=0.0, step_norm="none", **kernel)
     memory = bk.ValueMemory(100) if share == "memory" else None
     result = bk.advantage(**records, config=config, memory=memory)
     recorder = Recorder(str(tmp_path), 1)
@@ -123,7 +124,7 @@ def test_why_gae_gave_a_step_its_advantage_is_recorded(tmp_path, share):
         assert found[f"bipace_{name}"] == column[rows].tolist()
     # With λ = 0, A_S before it is divided is δ.
     assert found["bipace_delta"] == pytest.approx(result.step_advantage[rows].tolist(), abs=1e-6)
-    if share == "memory":
+    if share in ("memory", "own"):
         assert "bipace_neighbours" not in found
         return
     x = torch.nn.functional.normalize(records["fingerprint"].double(), dim=1)

@@ -342,11 +342,10 @@ def test_the_package_lists_its_public_names_only():
     assert dir(bk) == sorted(bk.__all__)
 
 
-def test_texts_as_trajectory_ids_are_warned_of_once(monkeypatch, recwarn):
-    rows = {"rewards": [0.0, 1.0, 0.0, 1.0], "group": [0] * 4, "step": [0] * 4}
-    columns = {"fingerprint": EYE, **rows}
+def test_trajectory_ids_that_are_no_integers_are_warned_of_once(monkeypatch, recwarn):
+    columns = {"fingerprint": EYE, "rewards": [0.0, 1.0, 0.0, 1.0], "group": [0] * 4, "step": [0] * 4}
     bk.advantage(trajectory=[3, 1, 2, 0], config=bk.Config.bigpo(), **columns)
-    bk.advantage(trajectory=list("dbca"), observation=list("wxyz"), config=bk.Config.gigpo(), **rows)
+    bk.advantage([0] * 4, list("dbca"), [0.0, 1.0, 0.0, 1.0], observation=list("wxyz"), config=bk.Config.gigpo())
     assert not recwarn.list
     with pytest.warns(RuntimeWarning, match="Integer ids avoid this"):
         bk.advantage(trajectory=list("dbca"), config=bk.Config.bigpo(), **columns)
@@ -355,7 +354,7 @@ def test_texts_as_trajectory_ids_are_warned_of_once(monkeypatch, recwarn):
     assert not recwarn.list
     monkeypatch.setattr(_warnings, "_given", set())
     with pytest.warns(RuntimeWarning, match="Integer ids avoid this") as given:
-        bk.cluster(EYE, [0] * 4, trajectory=list("dbca"))
+        bk.cluster(EYE, [0] * 4, trajectory=[(letter, 0) for letter in "dbca"])
     assert given[0].filename == __file__
 
 

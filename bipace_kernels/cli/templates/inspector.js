@@ -250,7 +250,7 @@ function drawTimeline() {
     `${group.rollouts} rollouts, ${group.records} steps, success ${percent(group.success)}, `,
     `mean total reward ${number(group.mean)}, SD ${number(group.std)}. `,
     joined[shown.partition]
-      ? `Letters: clusters of two or more steps (${multiple} here); dashed: no peers (${alone} steps). `
+      ? `Letters: clusters of two or more steps, ${multiple} here; dashed: no peers, ${alone} here. `
       : "No two steps share a cluster; outlined: the nearest states of the chosen one, by GAE's kernel. ",
     "Colour and number: ",
     make("span", "+ advantage above 0", { className: "above" }), ", ",
