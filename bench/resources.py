@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 
 import bipace_kernels as bk
+from bipace_kernels.backends.schema import Kernel, Terms, Tokens
 
 from . import cuda_resources, report
 
@@ -157,10 +158,10 @@ def _call_stages() -> None:
         for estimator, norm in (("mean", "none"), ("mean", "std"), ("q_style", "none"), ("diff_peer", "none")):
             values.step_advantage(records, floats, codes, codes, estimator, norm, 1e-6)
     values.hgpo_advantage(usual, floats, codes.expand(3, n).clone(), floats, "none", 1e-6, 1.0, True)
-    terms = importlib.import_module("bipace_kernels.backends.schema").Terms(codes, floats, codes.to(torch.uint8))
+    terms = Terms(codes, floats, codes.to(torch.uint8))
     combine.combine(masked, floats, floats, terms, (1.0, 0.5))
 
-    kernel = importlib.import_module("bipace_kernels.backends.schema").Kernel(0.5, 8.0, 1.0, 0.0, "batch", 0.8, 0.1)
+    kernel = Kernel(0.5, 8.0, 1.0, 0.0, "batch", 0.8, 0.1)
     for width in (0, 512):
         wide = critic.unit_rows(masked, states, width)
     whitened = critic.whitened_rows(masked, wide, rows[:128], 64)
@@ -174,9 +175,9 @@ def _call_stages() -> None:
     table = torch.arange(257), torch.arange(256, dtype=torch.uint8)
     ids = torch.zeros(2, 200, dtype=torch.int64)
     for mode in ("first_n", "action_tag", "text"):
-        how = {"mode": mode, "n": 8, "longest_row": 200, "cut": keys.CUT}
-        keys.hash_token_ids(ids, None, ids > 0, *table, **how)
-        keys.hash_token_ids(ids.view(-1), torch.tensor([0, 200, 400]), ids.view(-1), *table, **how)
+        keys.hash_token_ids(Tokens(ids, None, ids > 0, *table, 200), mode, 8, keys.CUT)
+        flat = Tokens(ids.view(-1), torch.tensor([0, 200, 400]), ids.view(-1), *table, 200)
+        keys.hash_token_ids(flat, mode, 8, keys.CUT)
 
 
 def compile_ahead(launch: Launch, arch: int) -> Usage:

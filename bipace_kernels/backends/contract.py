@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .records import Records
-from .schema import Kernel, Terms
+from .schema import Kernel, Terms, Tokens
 
 FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -262,23 +262,14 @@ class ActionKeys(Protocol):
 
     LARGEST_TABLE: int  # bytes of all tokens
 
-    def hash_token_ids(
-        self,
-        ids: Tensor,  # [R, L] any integer dtype and strides, or flat [E] with row_offsets
-        row_offsets: Tensor | None,  # [R+1] int64
-        valid: Tensor | None,  # like ids: bool or any integer dtype, non-zero = valid
-        table_offsets: Tensor | None,  # [V+1] int64; None: mode "first_n"
-        table_bytes: Tensor | None,  # [B] uint8
-        *,
-        mode: str,  # "action_tag" | "first_n" | "text"
-        n: int,
-        longest_row: int,  # L, or the length of the longest row
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def hash_token_ids(self, tokens: Tokens, mode: str, n: int) -> tuple[Tensor, Tensor, Tensor]:
         """[R] int64 keys, [R] bool whether each row parsed, and [1] int64 the lowest flat position of a valid id
         outside the table (−1: none).
 
         The position is row · L + column, or the index in the flat ids.  A row with such an id is not parsed and gets
         its first_n key; on the CPU no row's key is then computed.
+
+        mode   "action_tag" | "first_n" | "text"
         """
 
 

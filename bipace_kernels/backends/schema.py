@@ -20,7 +20,7 @@ class Branch(IntEnum):
     LEAVE_ONE_OUT = 2  # the estimator had no peers to compare with: R − mean of the rest of the cluster
 
 
-#: Estimators that stages.Values.step_advantage computes; their places are the kernels' codes (csrc/cpu/values.h).
+#: Estimators that stages.Values.step_advantage computes; their places are the kernels' codes (csrc/cpu/stages.h).
 KERNELS = ("mean", "diff_peer", "q_style")
 #: τ, of the two decisions of greedy clustering: cosines of count vectors and of repeated rows often equal 1 − ε or each
 #: other exactly, and rounding must not decide.  kBand of csrc/common/greedy.h.
@@ -80,6 +80,26 @@ def state_keys(fingerprint: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         bits = rows.view(torch.int32) if rows.dtype == torch.float32 else rows.view(torch.int16).to(torch.int32)
         key[first : first + 256] = bits.mul_(weight).sum(dim=1, dtype=torch.int32) & 0x7FFFFFFF
     return key
+
+
+class Tokens(NamedTuple):
+    """Token ids of R responses, and the table of V tokens' bytes."""
+
+    ids: torch.Tensor  # [R, L] any integer dtype and strides, or flat [E] with row_offsets
+    row_offsets: torch.Tensor | None  # [R+1] int64
+    valid: torch.Tensor | None  # like ids: bool or any integer dtype, non-zero = valid
+    table_offsets: torch.Tensor | None  # [V+1] int64; None: mode "first_n"
+    table_bytes: torch.Tensor | None  # [B] uint8
+    longest_row: int  # L, or the length of the longest row
+
+    @property
+    def n_rows(self) -> int:
+        return self.ids.shape[0] if self.row_offsets is None else self.row_offsets.numel() - 1
+
+    @property
+    def vocabulary(self) -> int:
+        """V; 0 without a table."""
+        return 0 if self.table_offsets is None else self.table_offsets.numel() - 1
 
 
 class Terms(NamedTuple):

@@ -7,6 +7,7 @@ import torch
 
 from ..backends import dispatch, threads
 from ..backends.contract import Texts
+from ..backends.schema import Tokens
 from ..inputs import checks, transfer
 from .token_bytes import TokenBytes
 
@@ -106,11 +107,9 @@ def action_keys(
         raise ValueError(
             f"token_bytes must hold {stage.LARGEST_TABLE} bytes at most, got {table_bytes.numel()}; use ids.cpu()."
         )
-    most = min(int(n), _LARGEST_N)
+    tokens = Tokens(ids, offsets, valid, table_offsets, table_bytes, longest)
     with threads.using(num_threads):
-        keys, parsed, first_bad = stage.hash_token_ids(
-            ids, offsets, valid, table_offsets, table_bytes, mode=mode, n=most, longest_row=longest
-        )
+        keys, parsed, first_bad = stage.hash_token_ids(tokens, mode, min(int(n), _LARGEST_N))
     if token_bytes is not None and (check == "now" or not chosen.deferred) and (position := int(first_bad)) >= 0:
         row, column, token = _place(position, ids, row_offsets)
         raise ValueError(

@@ -17,7 +17,7 @@ from .. import pipeline
 from ..backends import dispatch, threads
 from ..backends.contract import FINGERPRINT_DTYPES, Critic
 from ..backends.records import Records, check_offsets, check_places
-from ..backends.schema import KERNELS, Kernel
+from ..backends.schema import KERNELS, Kernel, Tokens
 from ..config import Config
 from ..settings import DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, SAME, WIDTH, Range
 from ..support.handles import find
@@ -311,7 +311,8 @@ def _check_ids(columns: dict[str, Any]) -> None:
 def _hash_token_ids(columns: dict[str, Any], device: torch.device) -> Any:
     chosen = dispatch.choose("auto", device)
     with torch.no_grad():
-        keys, parsed, outside = chosen.action_keys.hash_token_ids(**columns)
+        tokens = Tokens(**{name: columns[name] for name in Tokens._fields})
+        keys, parsed, outside = chosen.action_keys.hash_token_ids(tokens, columns["mode"], columns["n"])
     if not chosen.deferred and (at := int(outside)) >= 0:
         token = int(columns["ids"].flatten()[at])
         raise ValueError(f"ids must be in the table, got {token} at flat position {at}; mask padding out.")

@@ -1,17 +1,12 @@
 // Bindings of the stages: of all but the texts of cluster_similar only the arguments are converted.
+#include "cpu/stages.h"
+
 #include <limits>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
-#include "cpu/clusters.h"
 #include "cpu/critic.h"
-#include "cpu/episode.h"
-#include "cpu/ngrams.h"
-#include "cpu/observations.h"
-#include "cpu/returns.h"
-#include "cpu/similar.h"
-#include "cpu/values.h"
 
 namespace bipace {
 namespace {

@@ -7,8 +7,6 @@
 //
 // in float64, and a seed sets S[k, .] = G[i, .].  Written as an increment it does not drift.  At the end of the block
 // the vectors are updated: c_k becomes the combination of the old c_k and its new members.
-#include "cpu/clusters.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -22,6 +20,7 @@
 #include "cpu/greedy.h"
 #include "cpu/interrupt.h"
 #include "cpu/parallel.h"
+#include "cpu/stages.h"
 
 namespace bipace {
 namespace {

@@ -86,13 +86,10 @@ void tile(const float* const* a, const float* const* b, int64_t len, const char*
       }
     }
     for (int n = 0; n < NR; ++n) {
-      float lane[16];
-      std::memcpy(lane, acc[n], sizeof lane);
-      for (int64_t l = 0; e + l < len; ++l) lane[l] += a[m][e + l] * b[n][e + l];
-      for (int half = 8; half > 0; half /= 2) {
-        for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
-      }
-      out[n][m] += static_cast<double>(lane[0]);
+      Simd lanes;
+      std::memcpy(lanes.v, acc[n], sizeof lanes.v);
+      for (int64_t l = 0; e + l < len; ++l) lanes.v[l] += a[m][e + l] * b[n][e + l];
+      out[n][m] += static_cast<double>(Simd::total(lanes));
     }
   }
 }

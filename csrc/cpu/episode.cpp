@@ -1,9 +1,8 @@
-#include "cpu/episode.h"
-
 #include <algorithm>
 
 #include "common/mean.h"
 #include "cpu/parallel.h"
+#include "cpu/stages.h"
 
 namespace bipace {
 

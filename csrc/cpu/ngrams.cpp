@@ -1,5 +1,3 @@
-#include "cpu/ngrams.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,6 +6,7 @@
 #include "common/xxh64.h"
 #include "cpu/interrupt.h"
 #include "cpu/parallel.h"
+#include "cpu/stages.h"
 
 namespace bipace {
 namespace {

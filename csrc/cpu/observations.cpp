@@ -1,10 +1,8 @@
-#include "cpu/observations.h"
-
 #include <algorithm>
 #include <vector>
 
 #include "cpu/interrupt.h"
-#include "cpu/values.h"
+#include "cpu/stages.h"
 
 namespace bipace {
 namespace {

@@ -17,6 +17,8 @@
 namespace bipace {
 namespace {
 
+thread_local bool t_inside = false;  // a body runs on this thread
+
 class Pool {
  public:
   using Body = std::function<void(int64_t, int)>;
@@ -72,6 +74,7 @@ class Pool {
   }
 
   void loop(int worker, uint64_t seen) {
+    t_inside = true;
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       wake_.wait(lock, [&] { return round_ != seen; });
@@ -121,7 +124,6 @@ class Pool {
 // Never destroyed: its threads sleep until the process ends, and a child after fork() must not touch the parent's
 // locks, whose owners do not exist there.
 std::atomic<Pool*> g_pool{nullptr};
-thread_local bool t_inside = false;
 
 Pool& pool() {
   static std::once_flag once;
@@ -154,12 +156,7 @@ void parallel_for(int64_t n_tasks, int n_threads, const std::function<void(int64
     std::unique_lock<std::mutex> owner(p.busy, std::try_to_lock);
     if (owner.owns_lock()) {
       const Inside inside;
-      p.run(n_tasks, n_threads, [&](int64_t task, int worker) {
-        const bool outer = t_inside;
-        t_inside = true;
-        body(task, worker);
-        t_inside = outer;
-      });
+      p.run(n_tasks, n_threads, body);
       return;
     }
   }

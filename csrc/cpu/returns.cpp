@@ -1,9 +1,8 @@
-#include "cpu/returns.h"
-
 #include <cmath>
 
 #include "common/mean.h"
 #include "cpu/parallel.h"
+#include "cpu/stages.h"
 
 namespace bipace {
 namespace {

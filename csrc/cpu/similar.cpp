@@ -1,5 +1,3 @@
-#include "cpu/similar.h"
-
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -10,6 +8,7 @@
 #include "cpu/greedy.h"
 #include "cpu/interrupt.h"
 #include "cpu/parallel.h"
+#include "cpu/stages.h"
 
 namespace bipace {
 namespace {

@@ -9,10 +9,10 @@
 #include <memory>
 #include <vector>
 
-#include "cpu/clusters.h"
 #include "cpu/gram.h"
 #include "cpu/greedy.h"
 #include "cpu/parallel.h"
+#include "cpu/stages.h"
 
 namespace bipace {
 namespace {

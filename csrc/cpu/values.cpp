@@ -1,5 +1,3 @@
-#include "cpu/values.h"
-
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -7,6 +5,7 @@
 #include "common/hgpo.h"
 #include "common/mean.h"
 #include "cpu/parallel.h"
+#include "cpu/stages.h"
 
 namespace bipace {
 

@@ -15,6 +15,7 @@ from marks import slow, slow_case_interpreted
 from ragged import BACKEND, nothing_waits, room, sentinels, stage as stage_of
 
 import bipace_kernels as bk
+from bipace_kernels.backends.schema import Tokens
 
 stage = stage_of("action_keys")
 TILE, CAPACITY = 64, 2048  # tokens looked at together (CUDA: 32), bytes of text kept: what the kernels have
@@ -36,9 +37,8 @@ def ours(responses, device, **options):
 def by_the_kernels(ids, mask, table, device, mode, **how):
     """The stage itself, which takes how its work is cut; ids [N, T] and mask."""
     with sentinels():
-        keys, parsed, outside = stage.hash_token_ids(
-            ids.to(device), None, mask.to(device), *table.on(device), mode=mode, n=8, longest_row=ids.shape[1], **how
-        )
+        tokens = Tokens(ids.to(device), None, mask.to(device), *table.on(device), ids.shape[1])
+        keys, parsed, outside = stage.hash_token_ids(tokens, mode, 8, **how)
     assert outside.item() == -1
     return keys.tolist(), parsed.tolist()
 
@@ -185,8 +185,8 @@ def test_every_dtype_and_stride(device, mode):
         assert ours(kind, device, **options) == want
     for kind in kinds[:6]:  # on the CPU the public function converts them
         mask = torch.ones(kind.shape, dtype=torch.int16, device=device)
-        how = {"mode": mode, "n": 8, "longest_row": kind.shape[1]}
-        keys, parsed, _ = stage.hash_token_ids(kind, None, mask, *TABLE.on(device), **how)
+        tokens = Tokens(kind, None, mask, *TABLE.on(device), kind.shape[1])
+        keys, parsed, _ = stage.hash_token_ids(tokens, mode, 8)
         assert (keys.tolist(), parsed.tolist()) == want
 
 
@@ -259,12 +259,12 @@ def test_id_outside_the_table(device, mode, bad):
 def test_outside_is_the_lowest_flat_position(device):
     table = TABLE.on(device)
     ids = torch.full((20, 300), 65, device=device)
-    options = {"mode": "text", "n": 8}
-    assert stage.hash_token_ids(ids, None, None, *table, longest_row=300, **options)[2].tolist() == [-1]
+    tokens = Tokens(ids, None, None, *table, 300)
+    assert stage.hash_token_ids(tokens, "text", 8)[2].tolist() == [-1]
     ids[17, 0] = ids[9, 299] = ids[9, 130] = 999
-    assert stage.hash_token_ids(ids, None, None, *table, longest_row=300, **options)[2].tolist() == [9 * 300 + 130]
+    assert stage.hash_token_ids(tokens, "text", 8)[2].tolist() == [9 * 300 + 130]
     offsets = torch.tensor([0, 2000, 2000, 6000], device=device)
-    flat = stage.hash_token_ids(ids.flatten(), offsets, None, *table, longest_row=4000, **options)
+    flat = stage.hash_token_ids(Tokens(ids.flatten(), offsets, None, *table, 4000), "text", 8)
     assert flat[2].tolist() == [9 * 300 + 130]
     assert flat[1].tolist() == [True, False, False]
 
@@ -289,10 +289,10 @@ def test_more_than_two_to_the_31_ids(device, mode):
     keys, parsed = wanted(MATRIX[:3], mode=mode, token_bytes=TABLE)
     far, wide = 2**31 + 7, 2**31 // (columns - 1) + 1
     lent = room(2 * far + 3 * columns, torch.uint8, device)
-    options = {"mode": mode, "n": 8, "longest_row": columns}
 
     def run(ids, offsets=None, mask=None, table=TABLE):
-        return [out.tolist() for out in stage.hash_token_ids(ids, offsets, mask, *table.on(device), **options)]
+        tokens = Tokens(ids, offsets, mask, *table.on(device), columns)
+        return [out.tolist() for out in stage.hash_token_ids(tokens, mode, 8)]
 
     for ids in (lent.as_strided((rows, columns), (far, 1)), lent.as_strided((rows, columns), (1, wide))):
         ids.copy_(near)

@@ -33,5 +33,5 @@ def names_of(file, enum):
 
 
 def test_codes():
-    assert names_of("cpu/values.h", "Estimator") == list(schema.KERNELS)
+    assert names_of("cpu/stages.h", "Estimator") == list(schema.KERNELS)
     assert names_of("common/mean.h", "Branch") == [branch.name.lower() for branch in schema.Branch]

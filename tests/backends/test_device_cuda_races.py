@@ -19,6 +19,7 @@ from refusals import refused
 
 from bipace_kernels.backends.cuda import _launch, action_keys, clusters, gram, values
 from bipace_kernels.backends.records import Records
+from bipace_kernels.backends.schema import Tokens
 
 pytestmark = [
     pytest.mark.skipif(not ON_CPU, reason="the emulator is looked at here, which BIPACE_EMULATOR=1 asks for"),
@@ -121,9 +122,9 @@ def keys(emulator):
     texts = [b"<think>so so</think><action> Go East </action>", b"nothing"]
     ids = [*map(list, texts), [*b"<action>", *[256] * 100, *b"</action>"]]
     offsets, flat = torch.tensor([0, *np.cumsum([len(row) for row in ids])]), [token for row in ids for token in row]
-    rest = {"mode": "action_tag", "n": 40, "longest_row": max(map(len, ids))}
     table = torch.tensor([*range(257), 256 + len(long)]), torch.tensor([*range(256), *long], dtype=torch.uint8)
-    found = action_keys.hash_token_ids(torch.tensor(flat), offsets, None, *table, **rest)
+    tokens = Tokens(torch.tensor(flat), offsets, None, *table, max(map(len, ids)))
+    found = action_keys.hash_token_ids(tokens, "action_tag", 40)
     return torch.stack([found[0], found[1].long()])
 
 

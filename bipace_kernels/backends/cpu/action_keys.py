@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .. import native_loader, threads
+from ..schema import Tokens
 
 LARGEST_TABLE = sys.maxsize  # bytes
 _MODES = {"first_n": 0, "action_tag": 1, "text": 2}
@@ -20,23 +21,11 @@ def flatten_rows(
     return flat, native_loader.load().flatten_rows(tuple(rows), n, row_offsets, flat, bools)
 
 
-def hash_token_ids(
-    ids: torch.Tensor,
-    row_offsets: torch.Tensor | None,
-    valid: torch.Tensor | None,
-    table_offsets: torch.Tensor | None,
-    table_bytes: torch.Tensor | None,
-    *,
-    mode: str,
-    n: int,
-    longest_row: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    ids, valid = _native(ids), None if valid is None else _native(valid)
-    rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
+def hash_token_ids(tokens: Tokens, mode: str, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ids, row_offsets, valid, table_offsets, table_bytes, _ = tokens
+    ids, valid, rows = _native(ids), None if valid is None else _native(valid), tokens.n_rows
     keys, parsed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
-    sizes = (0, 0)
-    if table_offsets is not None and table_bytes is not None:
-        sizes = (table_offsets.numel() - 1, table_bytes.numel())
+    sizes = tokens.vocabulary, 0 if table_bytes is None else table_bytes.numel()
     outside = native_loader.load().token_keys(
         ids, valid, row_offsets, rows, table_offsets, table_bytes, sizes, _MODES[mode], n, keys, parsed, threads.count()
     )

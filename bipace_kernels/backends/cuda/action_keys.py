@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..schema import Tokens
 from ._launch import WARP, launch
 
 _MODES = {"first_n": 0, "action_tag": 1, "text": 2}
@@ -17,20 +18,10 @@ _RING = 2048  # bytes of a warp
 LARGEST_TABLE = (2**31 - 1) // WARP  # bytes: the text of 32 tokens is measured in int32
 
 
-def hash_token_ids(
-    ids: torch.Tensor,
-    row_offsets: torch.Tensor | None,
-    valid: torch.Tensor | None,
-    table_offsets: torch.Tensor | None,
-    table_bytes: torch.Tensor | None,
-    *,
-    mode: str,
-    n: int,
-    longest_row: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def hash_token_ids(tokens: Tokens, mode: str, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`longest_row` is not used: these kernels ask each row itself."""
-    flat = row_offsets is not None
-    n_rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
+    ids, row_offsets, valid, table_offsets, table_bytes, _ = tokens
+    flat, n_rows = row_offsets is not None, tokens.n_rows
     keys = torch.empty(n_rows, dtype=torch.int64, device=ids.device)
     parsed = torch.empty(n_rows, dtype=torch.bool, device=ids.device)
     may_open = None
@@ -44,8 +35,7 @@ def hash_token_ids(
         "action_keys", -(-n_rows // rows), _THREADS, device=ids.device, shared=rows * _RING,
         ids=ids, valid=valid, row_offsets=row_offsets, table_offsets=table_offsets, table_bytes=table_bytes,
         may_open=may_open, keys=keys, parsed=parsed, outside=outside, n_rows=n_rows,
-        n_columns=0 if flat else ids.shape[1], n=n,
-        vocabulary=0 if table_offsets is None else table_offsets.numel() - 1,
+        n_columns=0 if flat else ids.shape[1], n=n, vocabulary=tokens.vocabulary,
         id_row_stride=id_row_stride, id_column_stride=ids.stride(-1), valid_row_stride=valid_row_stride,
         valid_column_stride=mask.stride(-1), id_bytes=ids.itemsize, id_signed=ids.dtype.is_signed,
         valid_bytes=mask.itemsize, mode=_MODES[mode],

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..schema import Tokens
 from .xxh64 import signed, xxh64
 
 SEED_FIRST_N, SEED_ACTION_TAG, SEED_TEXT_PREFIX, SEED_TEXT = 1, 2, 3, 4
@@ -46,17 +47,8 @@ def flatten_rows(
     return torch.tensor(flat, dtype=torch.int64), None
 
 
-def hash_token_ids(
-    ids: torch.Tensor,
-    row_offsets: torch.Tensor | None,
-    valid: torch.Tensor | None,
-    table_offsets: torch.Tensor | None,
-    table_bytes: torch.Tensor | None,
-    *,
-    mode: str,
-    n: int,
-    longest_row: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def hash_token_ids(tokens: Tokens, mode: str, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ids, row_offsets, valid, table_offsets, table_bytes, _ = tokens
     bounds = [r * ids.shape[1] for r in range(ids.shape[0] + 1)] if row_offsets is None else row_offsets.tolist()
     flat = ids.flatten().tolist()
     flat_valid = [True] * len(flat) if valid is None else valid.ne(0).flatten().tolist()
@@ -72,11 +64,11 @@ def hash_token_ids(
             if counted and not 0 <= token < len(offsets) - 1:
                 return keys, parsed, torch.tensor([at])
     for r, row in enumerate(rows):
-        tokens = [token for token, counted in zip(row, counts[r], strict=True) if counted]
+        kept = [token for token, counted in zip(row, counts[r], strict=True) if counted]
         found = None
         if mode != "first_n":
-            found = _key_of_bytes(b"".join(data[offsets[v] : offsets[v + 1]] for v in tokens), mode)
-        first = struct.pack(f"<{len(tokens[:n])}q", *tokens[:n])
+            found = _key_of_bytes(b"".join(data[offsets[v] : offsets[v + 1]] for v in kept), mode)
+        first = struct.pack(f"<{len(kept[:n])}q", *kept[:n])
         keys[r], parsed[r] = found or (signed(xxh64(first, SEED_FIRST_N)), False)
     return keys, parsed, torch.tensor([-1])
 

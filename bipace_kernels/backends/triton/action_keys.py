@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from .. import triton_loader
+from ..schema import Tokens
 from ._launch import ceil_div, device_guard
 
 FIRST_N, ACTION_TAG, TEXT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -438,20 +439,11 @@ def key_kernel(
 
 
 def hash_token_ids(
-    ids: torch.Tensor,
-    row_offsets: torch.Tensor | None,
-    valid: torch.Tensor | None,
-    table_offsets: torch.Tensor | None,
-    table_bytes: torch.Tensor | None,
-    *,
-    mode: str,
-    n: int,
-    longest_row: int,
-    cut: Cut | None = None,
+    tokens: Tokens, mode: str, n: int, cut: Cut | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """cut: None: the default for GPUs, and programs of many rows in the interpreter."""
-    flat = row_offsets is not None
-    n_rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
+    ids, row_offsets, valid, table_offsets, table_bytes, longest_row = tokens
+    flat, n_rows = row_offsets is not None, tokens.n_rows
     keys = torch.empty(n_rows, dtype=torch.int64, device=ids.device)
     parsed = torch.empty(n_rows, dtype=torch.bool, device=ids.device)
     outside = torch.full((1,), -1, dtype=torch.int64, device=ids.device)
@@ -468,7 +460,7 @@ def hash_token_ids(
     with device_guard(ids):
         key_kernel[(programs,)](
             ids, valid, row_offsets, table_offsets, table_bytes, rings, keys, parsed, outside, n_rows,
-            0 if flat else ids.shape[1], longest_row, 0 if table_offsets is None else table_offsets.numel() - 1, n,
+            0 if flat else ids.shape[1], longest_row, tokens.vocabulary, n,
             0 if flat else ids.stride(0), ids.stride(-1), 0 if flat else mask.stride(0), mask.stride(-1),
             MODE=_MODES[mode], ROWS=cut.rows, TILE=cut.tile, COLUMNS=cut.columns, LOOK=cut.look,
             CAPACITY=cut.capacity, **_OPTIONS,
