@@ -37,6 +37,7 @@ LATENCY = {
 }  # fmt: skip
 OTHER = 16  # of any other instruction with a scoreboard: until operands are read, moves between kinds of registers
 GLOBAL = ("LDG", "LD")  # LD: the address may be anywhere; the workers' S is in shared memory
+Cost = Callable[["Instruction"], int]  # of ways through the code
 
 _LINE = re.compile(
     r"/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\d+|@!?U?PT)\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;\s+/\* 0x([0-9a-f]{16}) \*/"
@@ -153,7 +154,7 @@ class Code:
         return seen
 
     def way(
-        self, start: int, end: int, cost: Callable[[Instruction], int], within: Iterable[int], avoid: Iterable[int] = ()
+        self, start: int, end: int, cost: Cost, within: Iterable[int], avoid: Iterable[int] = ()
     ) -> list[Instruction]:
         """The cheapest way from one instruction to another; inner loops once.  ValueError: there is none."""
         best: dict[int, tuple[int, int]] = {}  # by place: the cost from there on, and where to go
@@ -181,7 +182,7 @@ def slow(one: Instruction) -> int:
     return -quick(one)
 
 
-def through(*kinds: str, but: str = "") -> Callable[[Instruction], int]:
+def through(*kinds: str, but: str = "") -> Cost:
     """The cost of a quick way through as many instructions of some kinds as possible, and as few of another."""
     return lambda one: quick(one) - 10_000 * (one.kind in kinds) + 1_000_000 * (one.kind == but)
 
@@ -243,7 +244,7 @@ def decision_loop(instructions: Sequence[Instruction]) -> tuple[Loop, Turn]:
 
 
 # Of csrc/cuda/clusters.cu; BUSY: workers of a scheduler; OWN: a panel's own decisions that a worker applies together.
-PANEL, WORKERS, BUSY, AT_ONCE, OWN = 32, 12, 4, 5, 4
+PANEL, WORKERS, BUSY, AT_ONCE, OWN = 32, 12, 4, 4, 4
 
 
 @dataclass(frozen=True)
@@ -254,8 +255,9 @@ class Scan:
     seed: int  # of one that begins a cluster
     around: int  # of the warp that decides, between two panels
     own: tuple[int, int]  # meanwhile, of a worker that applies up to four of the panel's own decisions, and four more
-    helper: int  # and of the helper that assigns clusters to workers
-    look: tuple[int, int]  # of a worker that looks at 160 decisions, and the instructions
+    start: tuple[int, int]  # of a worker until it looks at decisions: at its own clusters', and in a team
+    helper: int  # and of the helper that keeps the sizes of up to 128 clusters, by which it assigns them
+    look: tuple[int, int]  # of a worker that looks at 128 decisions, and the instructions
     single: tuple[int, int]  # that applies 32 of its only cluster
     several: tuple[int, int]  # that sorts 32 before, and finds one cluster
     mixed: tuple[int, int]  # and finds 32 clusters
@@ -274,8 +276,11 @@ class Scan:
             around = (one.body for one in loops if inner and inner.body < one.body and kinds(one.body)["BAR"] == 2)
             return next(around, frozenset())
 
-        def cost(way: list[Instruction]) -> tuple[int, int]:
-            return cycles(way), len(way)
+        def time(start: int, end: int, of: Cost, within: Iterable[int], avoid: Iterable[int] = ()) -> int:
+            return cycles(code.way(start, end, of, within, avoid))
+
+        def cost(place: int, of: Cost, within: Iterable[int]) -> tuple[int, int]:
+            return time(place, place, of, within), len(code.way(place, place, of, within))
 
         work = next((one for one in loops if kinds(one.body)["LDG"] >= PANEL and "MUFU" not in kinds(one.body)), None)
         outer = next((one for one in loops if work and work.body < one.body), None)
@@ -286,38 +291,35 @@ class Scan:
         if not (work and outer and again and own and decides and works and helps):
             raise ValueError("no loop of this kernel loads a product for each of 32 decisions")
         joins = {place for place in loop.body if code.instructions[place].name.startswith("MUFU.RSQ")}
-        (begin, end), (before, after), (free, done) = (
-            [place for place in sorted(body) if code.instructions[place].kind == "BAR"]
-            for body in (decides, works, helps)
-        )
+        barriers = {place for place in code.instructions if code.instructions[place].kind == "BAR"}
+        (begin, end), (before, after), (free, done) = (sorted(body & barriers) for body in (decides, works, helps))
+        looks = works - outer.body
         return cls(
             join=turn.cycles,
-            seed=cycles(code.way(again.head, again.head, slow, again.body, joins)),
-            around=cycles(code.way(begin, loop.head, quick, decides))
-            + cycles(code.way(loop.head, end, quick, decides, joins)),
-            own=(
-                cycles(code.way(after, before, through("FFMA"), works)),
-                cycles(code.way(own.head, own.head, quick, own.body)),
-            ),
-            helper=cycles(code.way(done, free, through("STS", but="F2I"), helps)),
-            look=cost(code.way(outer.head, outer.head, through("LDG", but="SHFL"), outer.body)),
-            single=cost(code.way(work.head, work.head, through("LDG", "FFMA", "STS", but="ST"), work.body)),
-            several=cost(code.way(work.head, work.head, through("LDG", "FFMA", "STS", "SHFL", but="ST"), work.body)),
-            mixed=cost(code.way(work.head, work.head, slow, work.body)),
+            seed=time(again.head, again.head, slow, again.body, joins),
+            around=time(begin, loop.head, quick, decides) + time(loop.head, end, quick, decides, joins),
+            own=(time(after, before, through("FFMA"), works), time(own.head, own.head, quick, own.body)),
+            start=(time(before, outer.head, quick, looks), time(before, outer.head, through("LDS"), looks)),
+            helper=time(done, free, through("STS", but="SHFL"), helps),
+            look=cost(outer.head, through("LDG", but="SHFL"), outer.body),
+            single=cost(work.head, through("LDG", "FFMA", "STS", but="ST"), work.body),
+            several=cost(work.head, through("LDG", "FFMA", "STS", "SHFL", but="ST"), work.body),
+            mixed=cost(work.head, slow, work.body),
         )
 
     def panel(self, n: int, before: int, clusters: int, largest: float) -> tuple[float, float]:
         """Cycles of the chain and of the slowest workers in a panel of n records; one cluster has a share of all."""
-        workers = WORKERS - (largest > 0)
-        others, one = (1 - largest) * before / workers / PANEL, largest * before / PANEL
-        looks = before / PANEL / AT_ONCE
+        team = max(int(largest * WORKERS), 1)  # of the large one, each with a panel of its own to look ahead to
+        workers = WORKERS - team * (largest > 0)
+        others, one = (1 - largest) * before / workers / PANEL, (before / team + PANEL * (1 - 1 / team)) / PANEL
         begins = min(clusters / workers / PANEL, 1)  # of a batch: where another cluster's decisions begin
 
-        def spent(batches: float, i: int) -> float:
-            return looks * self.look[i] + batches * (self.several[i] + begins * (self.mixed[i] - self.several[i]))
+        def spent(i: int) -> float:
+            batch = self.several[i] + begins * (self.mixed[i] - self.several[i])
+            for_large = one * (self.look[i] / AT_ONCE + largest * self.single[i])
+            return max(before / PANEL / AT_ONCE * self.look[i] + others * batch, for_large)
 
-        alone = max(spent(others, 0), looks * self.look[0] + one * self.single[0])
-        return n * self.join, max(alone, BUSY * spent(others, 1))
+        return n * self.join, self.start[largest > 0] + max(spent(0), BUSY * spent(1))
 
     def record(self, n: int, clusters: int, largest: float) -> float:
         """Cycles of a record in a group of n."""
@@ -349,8 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the turn's instructions")
     arguments = parser.parse_args(argv)
     instructions = read(arguments.cubin, arguments.kernel)
-    scan = Scan.of(instructions)
-    loop, turn = decision_loop(instructions)
+    scan, (loop, turn) = Scan.of(instructions), decision_loop(instructions)
     for one in turn.instructions if arguments.list else ():
         sets, waits = ("".join(map(str, some)) for some in (one.sets, one.waits))
         sys.stdout.write(f"stall {one.stall:2d}  sets {sets:2s} waits {waits:4s} {one}\n")

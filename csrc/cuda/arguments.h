@@ -73,14 +73,6 @@ POINTER(first, int64_t)           // [E, M], written: the record that began the 
 INTEGER(first_stride)             // M
 END
 
-ARGUMENTS(FindLongArgs, clusters, find_long_groups)
-POINTER(group_offsets, const int64_t)  // [G+1]
-INTEGER(n_groups)
-INTEGER(shortest)
-POINTER(begins, int64_t)               // [slots], written; zeros before
-POINTER(ends, int64_t)                 // [slots], written; zeros before
-END
-
 ARGUMENTS(StepTermArgs, values, step_mean, step_diff_peer, step_q_style)
 POINTER(returns, const float)          // [M]
 POINTER(labels, const int64_t)         // [E, M] by place; −1: set aside

@@ -10,7 +10,9 @@
 //
 // That chain is what a group takes, so up to kFew clusters it has a loop of its own, join_few: all it reads is in
 // shared memory, brought there a panel ahead.  A worker has clusters of its own and applies their decisions in order,
-// so no worker waits for another; a helper assigns them a panel ahead.  `python -m bench sass` counts instructions.
+// so no worker waits for another; a helper assigns them a panel ahead.  A large cluster has several workers: one makes
+// S of the next panel, and the others begin S of the panels after it, which they hand on from panel to panel.  `python
+// -m bench sass` counts instructions.
 #include "common/greedy.h"
 #include "cuda/arguments.h"
 #include "cuda/intrinsics.h"
@@ -23,7 +25,7 @@ namespace {
 constexpr int kWarps = 16, kThreads = kWarps * gpu::kWarp, kSchedulers = 4;
 constexpr int kHelpers = kWarps / kSchedulers - 1, kWorkers = kWarps - 1 - kHelpers;
 constexpr int kPanel = gpu::kWarp;              // records decided before others follow: a lane each
-constexpr int kAtOnce = 5;                      // panels' decisions that a worker looks at together
+constexpr int kAtOnce = 4;                      // panels' decisions that a worker looks at together
 constexpr int kQueue = (kAtOnce + 1) * kPanel;  // and that wait for it, with fewer than 32 that it has left
 constexpr int kNowhere = -1;                    // instead of a cluster: the record affects no other
 constexpr float kSeed = -1.0f;                  // d of a record that begins a cluster; no join has it, for a > 0
@@ -139,18 +141,31 @@ struct Own {
   Change changes[kPanel];
 };
 
+// A worker's clusters of a panel, from `first` on.  A single one of them may have a team: the member at `ahead` makes
+// its S of the panel that is as many after the next one.
+struct alignas(16) Task {
+  int32_t first, beyond, ahead, team;
+};
+
+// S of a cluster at the columns of a panel to come, after the decisions before record `upto`.
+struct Begun {
+  int32_t cluster, panel, upto;
+  float similar[kPanel];
+};
+
 // All that stands in shared memory before S.
 struct Shared {
   Own own;
   Panel panels[2];
   Entry batches[kWorkers][2][gpu::kWarp];
   Waiting queues[kWorkers][kQueue];
-  Share shares[kFew];              // by a cluster's place, while there are kFew at most
-  float members[kFew];             // theirs before the panel that is decided
-  int32_t first[2][kWorkers + 1];  // for a panel and the next: a worker's clusters, from its first to the next one's
-  int32_t count[2];                // clusters so far; one to keep what follows on 16 bytes
+  Share shares[kFew];        // by a cluster's place, while there are kFew at most
+  float members[kFew];       // theirs before the panel that is decided
+  Task tasks[2][kWorkers];   // for a panel and the next
+  Begun begun[2][kWorkers];  // by workers in a panel, and in the one before
+  int32_t count[4];          // clusters so far; three to keep what follows on 16 bytes
 };
-static_assert(sizeof(Shared) == 45840, "bipace_kernels/backends/cuda/scan.py asks for as much");
+static_assert(sizeof(Shared) == 46416, "bipace_kernels/backends/cuda/scan.py asks for as much");
 
 struct Group {
   const float* gram;  // [pitch, pitch]
@@ -188,19 +203,12 @@ struct Batch {
 // S of a panel, as a worker changes it: a lane to a column.
 struct Work {
   static constexpr uint32_t kSome = 8;  // decisions of a batch that are left out together
-  float* column;
+  float* column;                        // from place `origin` on
+  int origin;
   bool few;
   float reciprocal;              // of the column's record
   Entry (*batches)[gpu::kWarp];  // two in turn
   Waiting* queue;                // a ring
-
-  // The lane's of the queue's decisions from the `taken`-th on.
-  BIPACE_DEVICE Entry pick(const Made& made, uint32_t taken, uint32_t count) const {
-    gpu::sync_warp();  // those of other lanes have been written
-    const Waiting waiting = queue[(taken + min(static_cast<uint32_t>(gpu::lane()), count - 1)) % kQueue];
-    const Change one = made.changes[waiting.row];
-    return {waiting.place, one.change, one.weight, waiting.row};
-  }
 
   BIPACE_DEVICE Batch sorted(const Entry& picked, uint32_t taken, uint32_t count, bool one_cluster) const {
     const uint32_t l = gpu::lane();
@@ -273,8 +281,8 @@ struct Work {
     if (batch.count > 0) *at = s;
   }
 
-  // Applies all decisions before the `last` record of a worker's clusters, [first, beyond), to S of a panel.
-  BIPACE_DEVICE void apply_before(const Group& g, int first, int beyond, int last, int panel) const {
+  // Applies the decisions of records [from, last) on clusters [first, beyond) to S of a panel.
+  BIPACE_DEVICE void apply_before(const Group& g, int first, int beyond, int from, int last, int panel) const {
     if (first >= beyond) return;
     constexpr int kStride = kAtOnce * gpu::kWarp;
     const int l = gpu::lane();
@@ -287,21 +295,27 @@ struct Work {
     int ahead[kAtOnce];
     float products[gpu::kWarp];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) ahead[i] = joined(i * gpu::kWarp + l);
-    for (int base = 0; base < last; base += kStride) {
+    for (int i = 0; i < kAtOnce; ++i) ahead[i] = joined(from + i * gpu::kWarp + l);
+    for (int base = from; base < last; base += kStride) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int at = base + i * gpu::kWarp + l, k = ahead[i];
         const bool mine = first <= k && k < beyond;
         const uint32_t found = gpu::ballot(mine);
-        if (mine) queue[(taken + queued + gpu::count_below(found, l)) % kQueue] = {place_of(k, few), at};
+        if (mine) queue[(taken + queued + gpu::count_below(found, l)) % kQueue] = {place_of(k, few) - origin, at};
         queued += gpu::count_bits(found);
         ahead[i] = joined(at + kStride);
       }
       while (queued >= gpu::kWarp || (base + kStride >= last && queued + ready.count > 0)) {
         const uint32_t count = min(queued, static_cast<uint32_t>(gpu::kWarp));
         // The changes and the products are on their way together.
-        const Entry picked = count > 0 ? pick(g.made, taken, count) : Entry{};
+        Entry picked = {};
+        gpu::sync_warp();  // what other lanes have queued has been written
+        if (count > 0) {
+          const Waiting waiting = queue[(taken + min(static_cast<uint32_t>(l), count - 1)) % kQueue];
+          const Change one = g.made.changes[waiting.row];
+          picked = {waiting.place, one.change, one.weight, waiting.row};
+        }
 #pragma unroll
         for (uint32_t i = 0; i < gpu::kWarp; ++i) {
           if (i % kSome == 0 && i >= ready.count) break;
@@ -442,7 +456,6 @@ BIPACE_DEVICE int join_few(const Panel& panel, const Share* shares, uint32_t sim
     if (v[1] >= near) oldest = gpu::kWarp;
     if (v[0] >= near) oldest = 0;
     const uint32_t found = gpu::ballot(mine_most >= near && most >= lowest);
-    if (found == 0) break;
     const int place = gpu::shuffle(oldest + l, gpu::highest_bit(found));
     float lack, product_ahead, b, m;
     const float product = gpu::load_shared(products);
@@ -451,6 +464,7 @@ BIPACE_DEVICE int join_few(const Panel& panel, const Share* shares, uint32_t sim
     const float s = gpu::load_shared(at);
     gpu::load_shared(b, m, at_share);
     const float before_ahead = gpu::load_shared(at + kRowBytes), before = gpu::load_shared(at_column);
+    if (found == 0) break;
     lanes = gpu::shuffle(lanes + kRowBytes, l);  // the compiler would add after the loads below, and wait for them
     // Row t + 1 without that cluster, and then with it.
     const int here = place - l;
@@ -589,10 +603,11 @@ BIPACE_DEVICE void leave_out(float* similar, int count, int warp, int warps) {
 }
 
 // Deals clusters to workers by size: of all members in the order of clusters, the one in the middle of a cluster says
-// in which part of them it is, so a large cluster has a worker to itself.  Later clusters are the last worker's.  By a
-// warp, an equal run of clusters to a lane.
+// in which part of them it is.  A cluster of two parts or more has the first worker to itself that begins in it, and
+// who has nothing after that one is of its team.  Later clusters are the last worker's.  By a warp, an equal run of
+// clusters to a lane.
 template <typename Members>
-BIPACE_DEVICE void deal(int32_t* first, int count, const Members& members) {
+BIPACE_DEVICE void deal(Task* tasks, int count, const Members& members) {
   const int l = gpu::lane(), each = (count + gpu::kWarp - 1) / gpu::kWarp;
   const int begin = min(l * each, count), end = min(begin + each, count);
   float own = 0.0f;
@@ -603,18 +618,29 @@ BIPACE_DEVICE void deal(int32_t* first, int count, const Members& members) {
     if (l >= by) upto += other;
   }
   const float scale = static_cast<float>(kWorkers) / gpu::shuffle(upto, gpu::kWarp - 1);
-  const auto worker = [&](float middle) { return min(static_cast<int>(middle * scale), kWorkers - 1); };
+  const auto worker = [&](float before, float size) {
+    const int of = size * scale < 2.0f ? (before + 0.5f * size) * scale : before * scale + (before > 0.0f);
+    return min(of, kWorkers - 1);
+  };
   float before = upto - own;
-  int found = begin > 0 ? worker(before - 0.5f * members(begin - 1)) : -1;  // the last worker whose first is known
+  int found = -1;  // the last worker whose first is known
+  if (begin > 0) found = worker(before - members(begin - 1), members(begin - 1));
   for (int k = begin; k < end; ++k) {
     const float size = members(k);
-    for (const int of = worker(before + 0.5f * size); found < of;) first[++found] = k;
+    for (const int of = worker(before, size); found < of;) tasks[++found].first = k;
     before += size;
   }
   if ((begin < end || l == 0) && end == count) {
-    while (found < kWorkers - 1) first[++found] = count;
-    first[kWorkers] = 0x7FFFFFFF;  // what begins later is the last one's
+    while (found < kWorkers - 1) tasks[++found].first = count;
   }
+  gpu::sync_warp();
+  const int first = l < kWorkers ? tasks[l].first : 0x7FFFFFFF;  // what begins later is the last one's
+  const int beyond = gpu::shuffle(first, (l + 1) % gpu::kWarp);
+  const uint32_t busy = gpu::ballot(first < beyond);
+  const int leader = max(gpu::highest_bit(busy & ((2u << l) - 1)), 0), its_first = gpu::shuffle(first, leader);
+  const int team = l - leader + gpu::lowest_bit(busy >> l >> 1) + 1;
+  const bool in_team = gpu::shuffle(beyond - first, leader) == 1;
+  if (l < kWorkers) tasks[l] = in_team ? Task{its_first, its_first + 1, l - leader, team} : Task{first, beyond, 0, 1};
 }
 
 // A warp's part of a group: `meanwhile` while a panel is decided, `after` once it has been, unless it is the last.
@@ -637,6 +663,7 @@ BIPACE_DEVICE void decide_group(const Group& g, const Room& room, float lowest) 
   Shared& shared = *room.shared;
   const int t = gpu::thread(), w = gpu::shuffle(gpu::warp(), 0), l = gpu::lane();
   if (t == 0) shared.count[0] = 0;
+  if (t < 2 * kWorkers) shared.begun[t % 2][t / 2].cluster = kNowhere;
   bring_panel(shared.panels[0], g, 0, t, kThreads);
   if (room.few(0)) leave_out(room.similar(0, 0), 0, w, kWarps);
   gpu::sync_block();
@@ -653,7 +680,7 @@ BIPACE_DEVICE void decide_group(const Group& g, const Room& room, float lowest) 
           bring_panel(shared.panels[next / kPanel % 2], g, next, t_of_helpers, kHelpers * gpu::kWarp);
           if (room.few(turn.known)) leave_out(room.similar(next, turn.known), turn.known, helper, kHelpers);
           if (helper == 0 && room.few(turn.known)) {
-            deal(shared.first[next / kPanel % 2], turn.known, [&](int k) { return shared.members[place_of(k, true)]; });
+            deal(shared.tasks[next / kPanel % 2], turn.known, [&](int k) { return shared.members[place_of(k, true)]; });
           }
           gpu::copy_wait<0>();
         },
@@ -664,22 +691,40 @@ BIPACE_DEVICE void decide_group(const Group& g, const Room& room, float lowest) 
             for (int place = l; place < kFew; place += gpu::kWarp)
               shared.members[place] = shared.shares[place].m - 1.0f;
           } else {
-            deal(shared.first[(turn.panel / kPanel + 1) % 2], count, [&](int k) { return g.clusters.next[k] - 1.0f; });
+            deal(shared.tasks[(turn.panel / kPanel + 1) % 2], count, [&](int k) { return g.clusters.next[k] - 1.0f; });
           }
         });
   } else {
     const int worker = w - w / kSchedulers - 1;
-    Work work = {nullptr, false, 0.0f, shared.batches[worker], shared.queues[worker]};
+    Work work = {nullptr, 0, false, 0.0f, shared.batches[worker], shared.queues[worker]};
     each_panel(
         g, shared,
         [&](const Turn& turn) {
-          const int next = turn.panel + kPanel;
+          const int next = turn.panel + kPanel, parity = turn.panel / kPanel % 2;
           if (next >= g.n) return;
-          work.column = room.similar(next, turn.known) + l * room.pitch(turn.known);
           work.few = room.few(turn.known);
+          work.column = room.similar(next, turn.known) + l * room.pitch(turn.known);
           work.reciprocal = next + l < g.n ? g.reciprocal[next + l] : 0.0f;
-          const int32_t* const first = shared.first[turn.panel / kPanel % 2] + worker;
-          work.apply_before(g, first[0], min(first[1], turn.known), turn.panel, next);
+          const Task task = shared.tasks[parity][worker];
+          const int panel = next + task.ahead * kPanel;
+          Work part = work;
+          int from = 0, last = turn.panel;
+          if (task.team > 1) {
+            if (panel >= g.n) return;
+            const Begun* const before = shared.begun[1 - parity];
+            const bool here = l < kWorkers && before[l].cluster == task.first && before[l].panel == panel;
+            const int found = gpu::lowest_bit(gpu::ballot(here)), place = place_of(task.first, work.few);
+            if (found >= 0) from = before[found].upto;
+            last = max(from, last * (task.team - task.ahead) / task.team);
+            if (task.ahead > 0) {
+              Begun& mine = shared.begun[parity][worker];
+              if (l == 0) mine.cluster = task.first, mine.panel = panel, mine.upto = last;
+              part = {mine.similar + l, place, work.few, 0.0f, work.batches, work.queue};
+              if (panel + l < g.n) part.reciprocal = g.reciprocal[panel + l];
+            }
+            part.column[place - part.origin] = found >= 0 ? before[found].similar[l] : 0.0f;
+          }
+          part.apply_before(g, task.first, min(task.beyond, turn.known), from, last, panel);
         },
         [&](const Turn&) { work.apply_own(shared.own, worker); });
   }
@@ -699,17 +744,6 @@ BIPACE_KERNEL(scan_groups, ScanArgs, kThreads) {
     const int k = g.made.joined[i];
     first[i] = g.kind[i] == 2 ? -1 : g.begin + (k < 0 ? i : g.clusters.leader[k]);
   }
-}
-
-// Groups of `shortest` records or more.  Two of them begin at least so many records apart, so each has a slot of its
-// own.
-BIPACE_KERNEL(find_long_groups, FindLongArgs, 256) {
-  const int64_t group = gpu::block() * 256 + gpu::thread();
-  if (group >= a.n_groups) return;
-  const int64_t begin = a.group_offsets[group], end = a.group_offsets[group + 1];
-  if (end - begin < a.shortest) return;
-  a.begins[begin / a.shortest] = begin;
-  a.ends[begin / a.shortest] = end;
 }
 
 }  // namespace bipace

@@ -161,16 +161,13 @@ struct Feed {
   }
 };
 
-// body(i, j, e) of what a lane holds of its warp's 32 × 32: element e of the product of row part i and column part j.
-template <typename Body>
+// body(i, j) of all rows and columns.
+template <int rows, int columns, typename Body>
 BIPACE_DEVICE void each(const Body& body) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < rows; ++i) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) body(i, j, e);
-    }
+    for (int j = 0; j < columns; ++j) body(i, j);
   }
 }
 
@@ -183,12 +180,11 @@ BIPACE_DEVICE void multiply_by_warps(const Tile& tile) {
   // Warps below the diagonal or beyond the last record bring rows in for the others, and have nothing to multiply.
   const bool busy =
       tile.record(warp_i) < tile.n && tile.record(kTile + warp_j) < tile.n && !(feed.diagonal && warp_j < warp_i);
-  float total[2][4][4], part[2][4][4];
-  each([&](int i, int j, int e) { total[i][j][e] = part[i][j][e] = 0.0f; });
+  float total[8][4] = {}, part[8][4] = {};  // of row part i and column part j: four elements of 4 i + j
   const auto flush = [&]() {
-    each([&](int i, int j, int e) {
-      total[i][j][e] += part[i][j][e];
-      part[i][j][e] = 0.0f;
+    each<8, 4>([&](int ij, int e) {
+      total[ij][e] += part[ij][e];
+      part[ij][e] = 0.0f;
     });
   };
   const int row_i = (warp_i + l % 16) * kRowBytes;
@@ -214,20 +210,18 @@ BIPACE_DEVICE void multiply_by_warps(const Tile& tile) {
       for (int j = 0; j < 2; ++j) {
         gpu::load_matrices(fb[j], stage + row_j + j * 16 * kRowBytes + turned(l, 2 * k + l / 8 % 2));
       }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          gpu::multiply_warp<dtype == kBfloat16>(part[i][j], fa[i], fb[j / 2][j % 2 * 2], fb[j / 2][j % 2 * 2 + 1]);
-      }
+      each<2, 4>([&](int i, int j) {
+        const uint32_t (&b)[4] = fb[j / 2];
+        gpu::multiply_warp<dtype == kBfloat16>(part[4 * i + j], fa[i], b[j % 2 * 2], b[j % 2 * 2 + 1]);
+      });
     }
     if (step % kSum == kSum - 1) flush();
   }
   if (!busy) return;
   if (feed.steps % kSum) flush();
-  each([&](int i, int j, int e) {
-    tile.write(tile.block_i * kTile + warp_i + i * 16 + e / 2 * 8 + l / 4,
-               tile.block_j * kTile + warp_j + j * 8 + l % 4 * 2 + e % 2, total[i][j][e]);
+  each<8, 4>([&](int ij, int e) {
+    tile.write(tile.block_i * kTile + warp_i + ij / 4 * 16 + e / 2 * 8 + l / 4,
+               tile.block_j * kTile + warp_j + ij % 4 * 8 + l % 4 * 2 + e % 2, total[ij][e]);
   });
 }
 
@@ -307,36 +301,19 @@ BIPACE_DEVICE void multiply_single(const Tile& tile) {
       xj[e * kSinglePitch + t / 4] = is_j ? gpu::float_of(element_bits<kFloat32>(tile.a, row_j, d + e)) : 0.0f;
     }
     gpu::sync_block();
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-#pragma unroll
-      for (int j = 0; j < kTheirs; ++j) part[i][j] = 0.0f;
-    }
+    each<kMine, kTheirs>([&](int i, int j) { part[i][j] = 0.0f; });
 #pragma unroll 4
     for (int e = 0; e < kSingleDepth; ++e) {
       const float4 u = *reinterpret_cast<const float4*>(xi + e * kSinglePitch + at_i);
       const float4 w = *reinterpret_cast<const float4*>(xi + e * kSinglePitch + at_i + 4);
       const float4 v = *reinterpret_cast<const float4*>(xj + e * kSinglePitch + at_j);
       const float mine[kMine] = {u.x, u.y, u.z, u.w, w.x, w.y, w.z, w.w}, other[kTheirs] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int i = 0; i < kMine; ++i) {
-#pragma unroll
-        for (int j = 0; j < kTheirs; ++j) part[i][j] = gpu::fma_rn(mine[i], other[j], part[i][j]);
-      }
+      each<kMine, kTheirs>([&](int i, int j) { part[i][j] = gpu::fma_rn(mine[i], other[j], part[i][j]); });
     }
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-#pragma unroll
-      for (int j = 0; j < kTheirs; ++j) total[i][j] += part[i][j];
-    }
+    each<kMine, kTheirs>([&](int i, int j) { total[i][j] += part[i][j]; });
   }
-#pragma unroll
-  for (int i = 0; i < kMine; ++i) {
-#pragma unroll
-    for (int j = 0; j < kTheirs; ++j) {
-      tile.write(tile.block_i * kTile + at_i + i, tile.block_j * kTile + at_j + j, total[i][j]);
-    }
-  }
+  each<kMine, kTheirs>(
+      [&](int i, int j) { tile.write(tile.block_i * kTile + at_i + i, tile.block_j * kTile + at_j + j, total[i][j]); });
 }
 
 // Pairs with a row of extreme length once more, a warp per pair, by scaled rows.  Nearly always there is none.
@@ -373,8 +350,15 @@ BIPACE_DEVICE void finish(const TileOf<high>& tile) {
   }
 }
 
+// The block's tile, if the group is for this launch and has such a one.
 template <int dtype, int high>
-BIPACE_DEVICE void multiply_tile(const TileOf<high>& tile) {
+BIPACE_DEVICE void multiply_tile(const GramArgs& a) {
+  const int64_t slot = gpu::block_y(), begin = a.begins[slot], length = a.ends[slot] - begin;
+  const int n = length < a.long_group ? static_cast<int>(length) : 0;
+  TileOf<high> tile{a, begin, n, 0, 0, a.gram + slot * a.side * a.side, a.reciprocal + begin, gpu::shared_memory()};
+  triangle<high>(gpu::block(), tile.block_i, tile.block_j);
+  const int first = tile.block_j * kTile, after = first + kTile;           // columns
+  if (!gpu::shuffle(first < n && tile.block_i * high < after, 0)) return;  // the same for all, and known to be
   find_rows(tile);
   if constexpr (dtype == kFloat32) {
     multiply_single(tile);
@@ -386,31 +370,12 @@ BIPACE_DEVICE void multiply_tile(const TileOf<high>& tile) {
   finish<dtype>(tile);
 }
 
-// The block's tile.
-template <int high>
-BIPACE_DEVICE TileOf<high> tile_of(const GramArgs& a) {
-  const int64_t slot = gpu::block_y(), begin = a.begins[slot], length = a.ends[slot] - begin;
-  const int n = length < a.long_group ? static_cast<int>(length) : 0;
-  TileOf<high> tile{a, begin, n, 0, 0, a.gram + slot * a.side * a.side, a.reciprocal + begin, gpu::shared_memory()};
-  triangle<high>(gpu::block(), tile.block_i, tile.block_j);
-  return tile;
-}
-
-// Whether the group is for this launch and has such a tile: the same for every thread, and known to be.
-template <int high>
-BIPACE_DEVICE bool is_there(const TileOf<high>& tile) {
-  const int after = (tile.block_j + 1) * kTile;  // the first column after the tile
-  return gpu::shuffle(tile.block_j * kTile < tile.n && tile.block_i * high < after, 0);
-}
-
 template <int high>
 BIPACE_DEVICE void multiply_halves(const GramArgs& a) {
-  const TileOf<high> tile = tile_of<high>(a);
-  if (!is_there(tile)) return;
   if (a.dtype == kBfloat16) {
-    multiply_tile<kBfloat16>(tile);
+    multiply_tile<kBfloat16, high>(a);
   } else {
-    multiply_tile<kFloat16>(tile);
+    multiply_tile<kFloat16, high>(a);
   }
 }
 
@@ -419,10 +384,7 @@ BIPACE_DEVICE void multiply_halves(const GramArgs& a) {
 // Blocks of all: (tiles of the longest group, slots).
 BIPACE_KERNEL(gram_half, GramArgs, kThreads) { multiply_halves<kTile>(a); }
 
-BIPACE_KERNEL(gram_single, GramArgs, kThreads) {
-  const Tile tile = tile_of<kTile>(a);
-  if (is_there(tile)) multiply_tile<kFloat32>(tile);
-}
+BIPACE_KERNEL(gram_single, GramArgs, kThreads) { multiply_tile<kFloat32, kTile>(a); }
 
 // A tall tile takes fewer bytes from the L2 cache for each product than a square one.
 BIPACE_KERNEL(gram_tall, GramArgs, kTallThreads) {

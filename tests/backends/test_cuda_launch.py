@@ -68,12 +68,12 @@ def test_a_launch_names_the_gpu_and_tells_torch_of_another(device, asked, monkey
     monkeypatch.setattr(torch.cuda, "device", made_current)
 
     def launch(name, grid_x, grid_y, threads, shared, words, index, stream):
-        assert (name, grid_x, grid_y, threads, shared) == ("find_long_groups", 4, 2, 32, 100)
+        assert (name, grid_x, grid_y, threads, shared) == ("aggregate_depths", 4, 2, 32, 100)
         seen.append(f"launch {index} {stream}")
 
     monkeypatch.setattr(_launch, "stand_in", SimpleNamespace(launch=launch))
-    _launch.launch("find_long_groups", (4, 2), 32, device=torch.device(device), shared=100, **places())
-    _launch.launch("find_long_groups", (4, 0), 32, device=torch.device(device), shared=100, **places())
+    _launch.launch("aggregate_depths", (4, 2), 32, device=torch.device(device), shared=100, **places())
+    _launch.launch("aggregate_depths", (4, 0), 32, device=torch.device(device), shared=100, **places())
     assert seen == asked
 
 
@@ -108,30 +108,31 @@ def launched(monkeypatch):
 
 
 def places(**changed):
-    """Arguments of find_long_groups, some of them changed; ...: left out."""
-    given = {"group_offsets": torch.arange(3), "n_groups": 2, "shortest": 5, "begins": None, "ends": None, **changed}
+    """Arguments of aggregate_depths, some of them changed; ...: left out."""
+    given = dict.fromkeys(["company", "episode_advantage", "advantage", "deepest", "branch"])
+    given |= {"term": torch.arange(3), "depth": 2, "m": 5, "delta": 0.5, "alpha": 1.0, **changed}
     return {name: value for name, value in given.items() if value is not ...}
 
 
 def test_a_launch_packs_its_arguments_by_name(launched):
     given = places()
     for _ in range(2):
-        _launch.launch("find_long_groups", (3, 1), 256, device=torch.device("cpu"), shared=7, **given)
+        _launch.launch("aggregate_depths", (3, 1), 256, device=torch.device("cpu"), shared=7, **given)
         given = dict(reversed(given.items()))  # their order is no matter
     assert launched[0] == launched[1]
     *shape, words, index, stream = launched[0]
-    assert (*shape, index, stream) == ("find_long_groups", 3, 1, 256, 7, 0, 0)
-    assert struct.unpack("<5q", words) == (given["group_offsets"].data_ptr(), 2, 5, 0, 0)
+    assert (*shape, index, stream) == ("aggregate_depths", 3, 1, 256, 7, 0, 0)
+    assert struct.unpack("<8q2d", words) == (given["term"].data_ptr(), *[0] * 5, 2, 5, 0.5, 1.0)
 
 
 def test_wrong_arguments_are_named_and_nothing_is_launched(launched):
     for changed, said in (
-        ({"shortest": ...}, r"find_long_groups: missing arguments \['shortest'\], unknown ones \[\]"),
-        ({"shortest": ..., "longest": 5}, r"missing arguments \['shortest'\], unknown ones \['longest'\]"),
-        ({"n_groups": 2.0}, r"find_long_groups: .*\('n_groups', 'INTEGER'\): 2\.0"),
-        ({"n_groups": None}, r"find_long_groups: .*\('n_groups', 'INTEGER'\): None"),
-        ({"begins": 0}, r"find_long_groups: .*\('begins', 'POINTER'\): 0"),
+        ({"m": ...}, r"aggregate_depths: missing arguments \['m'\], unknown ones \[\]"),
+        ({"m": ..., "longest": 5}, r"missing arguments \['m'\], unknown ones \['longest'\]"),
+        ({"depth": 2.0}, r"aggregate_depths: .*\('depth', 'INTEGER'\): 2\.0"),
+        ({"depth": None}, r"aggregate_depths: .*\('depth', 'INTEGER'\): None"),
+        ({"branch": 0}, r"aggregate_depths: .*\('branch', 'POINTER'\): 0"),
     ):
         given = {"device": torch.device("cpu"), **places(**changed)}
-        refused(said, _launch.launch, "find_long_groups", 1, 256, error=TypeError, **given)
+        refused(said, _launch.launch, "aggregate_depths", 1, 256, error=TypeError, **given)
         assert launched == []

@@ -17,7 +17,6 @@ from torch import Tensor
 from ..records import Records
 from ..triton.clusters import Rows, scan_rows, sweep_with
 from . import gram, scan
-from ._launch import launch
 
 __all__ = ["cluster_cosine", "cluster_sweep", "scan_rows"]
 
@@ -49,17 +48,17 @@ def cluster_sweep(
 def _decide(records: Records, rows: Rows, lowest: list[float], first: Tensor, *, limits: Limits) -> None:
     """first [E, M] of ε > 0: the record that began each cluster."""
     offsets, n, longest = records.group_offsets, records.n_records, records.longest_group
-    if longest < limits.middle or n // limits.middle >= records.n_groups:
-        _decide_some(records, rows, offsets[:-1], offsets[1:], longest, lowest, first, limits)
+    begins, ends, middle = offsets[:-1], offsets[1:], limits.middle
+    if longest < middle or n // middle >= records.n_groups:
+        _decide_some(records, rows, begins, ends, longest, lowest, first, limits)
         return
     # Few are as long as the longest: matrices of its size for all of them would be many times the memory.
-    _decide_some(records, rows, offsets[:-1], offsets[1:], limits.middle - 1, lowest, first, limits)
-    # No two of the others begin within `middle` records, so each has a slot, and their number need not be known.
-    places = torch.zeros((2, n // limits.middle), dtype=torch.int64, device=first.device)
-    launch(
-        "find_long_groups", -(-records.n_groups // 256), 256, device=first.device, group_offsets=offsets,
-        n_groups=records.n_groups, shortest=limits.middle, begins=places[0], ends=places[1],
-    )  # fmt: skip
+    _decide_some(records, rows, begins, ends, middle - 1, lowest, first, limits)
+    # No two of the others begin within `middle` records, so each has a slot, and their number need not be known; short
+    # ones share a slot behind them.
+    slots = n // middle
+    slot = torch.where(ends - begins < middle, slots, begins // middle).expand(2, -1)
+    places = offsets.new_zeros((2, slots + 1)).scatter_(1, slot, torch.stack([begins, ends]))[:, :slots]
     _decide_some(records, rows, places[0], places[1], longest, lowest, first, limits)
 
 

@@ -11,7 +11,7 @@ from .gram import Groups
 PANEL = 32
 _THREADS = 512
 # Of csrc/cuda/clusters.cu: bytes that stand before S in shared memory, and the least capacity with room for join_few.
-_BEFORE, _FEW = 45_840, 207
+_BEFORE, _FEW = 46_416, 207
 #: Values of scratch for a record under one ε: S of two panels where it does not fit into shared memory, and decisions.
 SCRATCH = 2 * PANEL + 6
 

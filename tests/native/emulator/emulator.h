@@ -157,11 +157,6 @@ T warp_max(T value) {
   const Lanes<T> all = gather("warp_max", value);
   return *std::max_element(all.value, all.value + kWarp);
 }
-template <typename T>
-T warp_min(T value) {
-  const Lanes<T> all = gather("warp_min", value);
-  return *std::min_element(all.value, all.value + kWarp);
-}
 
 inline int count_bits(uint32_t bits) { return __builtin_popcount(bits); }
 inline int count_below(uint32_t bits, int lane) { return __builtin_popcount(bits & ((1u << lane) - 1u)); }
