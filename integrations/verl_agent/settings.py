@@ -160,11 +160,11 @@ class Settings:
         return isinstance(self.bisim_eps, str) and self.bisim_grouping and self.bisim_embedder == "actor_hidden"
 
     def states(self) -> States | None:
-        """State of a run between batches: a chosen ε, or the memory of gae; None: nothing."""
+        """State of a run between batches: a chosen ε, the memory of gae, the name of an own method; None: nothing."""
         kind: dict[str, Any] = {"embedder": self.bisim_embedder, "layer": self.bisim_layer}
         if self.chooses_epsilon:
             return States(Shared(method="bigpo", epsilon=self.bisim_eps, **kind), f"{WHERE}bisim_eps: ")
-        if self.gae is not None and self.gae.config().needs_memory:
+        if self.gae is not None and (self.gae.own is not None or self.gae.config().needs_memory):
             return States(replace(self.gae, **kind), f"{WHERE}bipace_")
         return None
 

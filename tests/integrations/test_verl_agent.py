@@ -295,8 +295,9 @@ def test_a_method_of_one_s_own_is_the_configuration_that_it_names(ready, tokeniz
     (tmp_path / "mine.py").write_text(code)
     settings = settings_of(config_of(tmp_path, f"algorithm.gigpo.bipace_method='{tmp_path}/mine.py:MINE'"))
     assert settings.config().step_weight == 3.0
-    batch = ready(7, settings)
-    assert write_advantages(batch, settings, tokenizer)["bipace/method/mine.py:MINE"] == 1.0
+    batch, states = ready(7, settings), settings.states()
+    assert write_advantages(batch, settings, tokenizer, states)["bipace/method/mine.py:MINE"] == 1.0
+    assert states.state_dict()["method"] == f"{tmp_path}/mine.py:MINE"  # of checkpoints
 
 
 KEPT = {
