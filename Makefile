@@ -112,8 +112,7 @@ cuda-resources: $(VENV)/.tested
 	$(PYTHON) -m bench resources --cuda --out out/resources
 
 # Only the kernels' own tests: whole calls use the same kernels with any Triton.
-NOT_KERNELS = $(addprefix --ignore=tests/,pipeline/test_device_pipeline.py clusters/test_device_epsilon.py \
-  action_keys/test_device_action_clusters.py)
+NOT_KERNELS = $(addprefix --ignore=tests/,pipeline/test_device_pipeline.py clusters/test_device_epsilon.py)
 oldest-triton: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTHON) -c "import triton; assert triton.__version__ == '$(OLDEST_TRITON)', triton.__version__"
 	PYTHONPATH=$(OLDEST) $(PYTHON) -m pytest tests/backends/test_triton_compile.py -n 2 -q

@@ -36,8 +36,7 @@ def test_worked_by_hand(backend):
     """Group 0: 3° joins 0°, −120° is another action; group 1 has its own keys; lengths do not matter."""
     vectors = moves(0, 3, -120, 0, 0) * torch.tensor([1.0, 1.0, 1.0, 1.0, 1000.0])[:, None]
     keys = bk.action_clusters(vectors, [0, 0, 0, 1, 0], 0.01, backend=backend)
-    assert keys.tolist() == [0, 0, 1, 2, 0]
-    assert keys.dtype == torch.int64
+    assert keys.tolist() == [0, 0, 1, 2, 0] and keys.dtype == torch.int64
 
 
 @settings(max_examples=25)
@@ -69,8 +68,7 @@ def test_one_hot_vectors_at_zero_are_action_ids(backend, estimator):
     by_vector = bk.advantage(**x, layout=lay, action_key=keys, config=config, backend=backend)
     by_id = bk.advantage(**x, layout=lay, action_key=action, config=config, backend=backend)
     assert torch.equal(by_vector.advantage, by_id.advantage)
-    assert torch.equal(by_vector.branch, by_id.branch)
-    assert by_vector.metrics() == by_id.metrics()
+    assert torch.equal(by_vector.branch, by_id.branch) and by_vector.metrics() == by_id.metrics()
     assert (by_vector.branch == bk.Branch.PACE).any()
 
 
@@ -103,8 +101,7 @@ def test_padding_gets_no_key_and_may_hold_anything(backend):
     vectors[~valid] = np.nan
     lay = bk.layout(x["group"], x["group"], valid=valid)
     keys = bk.action_clusters(vectors, epsilon=0.2, layout=lay, backend=backend)
-    assert torch.equal(keys[torch.from_numpy(valid)], want)
-    assert set(keys[torch.from_numpy(~valid)].tolist()) == {-1}
+    assert torch.equal(keys[torch.from_numpy(valid)], want) and set(keys[torch.from_numpy(~valid)].tolist()) == {-1}
     config = bk.Config(partition="none", estimator="none")
     bk.advantage(rewards=x["rewards"], layout=lay, action_key=keys, config=config, backend=backend).check()
 

@@ -1,5 +1,6 @@
-"""bk.action_keys: golden values, reference against cpu, text against ids, every kind of input, every error."""
+"""bk.action_keys: golden values, reference against cpu, text against ids, every kind of input, errors; tags in CUDA."""
 
+import gc
 import random
 import re
 import struct
@@ -15,6 +16,7 @@ from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.backends.cpu import action_keys as cpu
+from bipace_kernels.backends.cuda import action_keys as on_cuda
 from bipace_kernels.backends.reference.xxh64 import signed, xxh64
 
 MATRIX = torch.tensor([spelt(f"<action>Go {i:02d}</action>") for i in range(37)])
@@ -452,3 +454,33 @@ def test_xxh64_of_every_length_to_300(seed):
 def test_texts_of_every_length_to_300(backend):
     texts = ["".join(random.Random(300).choices("abcxyz0189", k=300))[:length] for length in range(1, 301)]
     assert keys_of(texts, mode="text", backend=backend)[0] == [key(text.encode(), 4) for text in texts]
+
+
+def columns_of(*tokens):
+    made = table_of(list(tokens))
+    return made.offsets, made.bytes
+
+
+def test_tokens_that_hold_the_byte_are_found_once_and_forgotten_with_the_table():
+    found = on_cuda._tokens_with_a_tag(*columns_of(b"so", b"", b"<", b"a<b", b">", b"<action>"))
+    assert found.tolist() == [False, False, True, True, False, True]
+    assert on_cuda._tokens_with_a_tag(*columns_of()).tolist() == []
+    offsets, data = columns_of(b"<", b"so")
+    found = on_cuda._tokens_with_a_tag(offsets, data)
+    assert on_cuda._tokens_with_a_tag(offsets, data) is found
+    data[1] = ord("<")  # another table in the same place
+    assert on_cuda._tokens_with_a_tag(offsets, data).tolist() == [True, True]
+    assert on_cuda._tokens_with_a_tag(torch.tensor([0, 2, 3]), data).tolist() == [True, False]
+    before = len(on_cuda._FOUND)
+    del data
+    gc.collect()
+    assert len(on_cuda._FOUND) == before - 1
+
+
+def test_nothing_is_kept_of_inference_tensors():
+    """They do not count what is written into them."""
+    with torch.inference_mode():
+        offsets, data = columns_of(b"<", b"so")
+        assert on_cuda._tokens_with_a_tag(offsets, data).tolist() == [True, False]
+        data[1] = ord("<")
+        assert on_cuda._tokens_with_a_tag(offsets, data).tolist() == [True, True]

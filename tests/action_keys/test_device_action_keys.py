@@ -134,8 +134,7 @@ def test_tags_across_every_seam(device, of):
     rounds = [[256 + i, *spelt("<action> "), *[257] * twice, *spelt("Z </action>.")] for i, twice in ends]
     ids, mask = padded({"tile": tile, "round": rounds}[of])
     want = wanted(ids, mask=mask, token_bytes=table)
-    assert all(want[1])
-    assert by_the_kernels(ids, mask, table, device, "action_tag", **how) == want
+    assert all(want[1]) and by_the_kernels(ids, mask, table, device, "action_tag", **how) == want
 
 
 @pytest.mark.parametrize("mode", ["action_tag", slow_case_interpreted("text")])
@@ -265,8 +264,7 @@ def test_outside_is_the_lowest_flat_position(device):
     assert stage.hash_token_ids(tokens, "text", 8)[2].tolist() == [9 * 300 + 130]
     offsets = torch.tensor([0, 2000, 2000, 6000], device=device)
     flat = stage.hash_token_ids(Tokens(ids.flatten(), offsets, None, *table, 4000), "text", 8)
-    assert flat[2].tolist() == [9 * 300 + 130]
-    assert flat[1].tolist() == [True, False, False]
+    assert flat[2].tolist() == [9 * 300 + 130] and flat[1].tolist() == [True, False, False]
 
 
 def test_nobody_waits_for_the_device(device):
@@ -327,7 +325,7 @@ def test_never_waits_and_a_captured_graph_replays_on_other_ids(mode):
         assert (keys.tolist(), parsed.tolist()) == wanted(other, **options)
 
 
-def test_table_goes_to_a_device_once_and_pickles_without_its_copies(device):
+def test_table_goes_to_a_device_once_pickles_without_its_copies_and_may_be_too_large(device):
     table = table_of([b"a", b"bc"])
     offsets, data = table.on(device)
     again = table.on(device)
@@ -337,6 +335,10 @@ def test_table_goes_to_a_device_once_and_pickles_without_its_copies(device):
     copy = pickle.loads(pickle.dumps(table))
     assert copy._kept == {} and copy.on(device)[0].tolist() == [0, 1, 3]
     assert torch.equal(copy.bytes, table.bytes) and repr(copy) == "TokenBytes(2 ids, 3 bytes)"
+    most = stage.LARGEST_TABLE
+    table = bk.TokenBytes(torch.tensor([0, most + 1]), torch.zeros(most + 1, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=f"token_bytes must hold {most} bytes at most, got {most + 1}"):
+        bk.action_keys(MATRIX.to(device), token_bytes=table, backend=BACKEND)
 
 
 def test_text_stays_on_the_host(device):
@@ -346,13 +348,6 @@ def test_text_stays_on_the_host(device):
         assert keys.device.type == parsed.device.type == "cpu"
         assert (keys.tolist(), parsed.tolist()) == wanted(texts, mode=mode)
     assert bk.action_keys(np.array(texts, object), backend=BACKEND)[0].tolist() == wanted(texts)[0]
-
-
-def test_table_too_large_for_a_device_is_refused(device):
-    most = stage.LARGEST_TABLE
-    table = bk.TokenBytes(torch.tensor([0, most + 1]), torch.zeros(most + 1, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=f"token_bytes must hold {most} bytes at most, got {most + 1}"):
-        bk.action_keys(MATRIX.to(device), token_bytes=table, backend=BACKEND)
 
 
 def test_rows_of_device_and_host_are_joined_in_order(device, monkeypatch):

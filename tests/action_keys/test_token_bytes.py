@@ -68,8 +68,7 @@ def test_special_unused_and_added_tokens():
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 5}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     table = bk.token_bytes(tokenizer)
-    assert table.vocabulary_size == 6
-    assert table_bytes(table, [0, 1, 2, 3, 4, 5]) == b"ab"
+    assert table.vocabulary_size == 6 and table_bytes(table, [0, 1, 2, 3, 4, 5]) == b"ab"
     # "é" is the byte-level letter of byte 0xE9, and decode reads it so even in an added token: the table must agree.
     tokenizer = Tokenizer.from_str(trained_tokenizers.byte_level().to_str())
     tokenizer.add_tokens([AddedToken("é", normalized=False)])
@@ -91,8 +90,7 @@ def test_transformers_wrapper_gives_the_same_table():
     for backend in trained_tokenizers.all_tokenizers().values():
         wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
         table, want = bk.token_bytes(wrapped), bk.token_bytes(backend)
-        assert torch.equal(table.offsets, want.offsets)
-        assert torch.equal(table.bytes, want.bytes)
+        assert torch.equal(table.offsets, want.offsets) and torch.equal(table.bytes, want.bytes)
 
 
 BPE = models.BPE(vocab={"a": 0}, merges=[])

@@ -1,53 +1,46 @@
 """Every backend's module against the Protocol of its stage: only for mypy (`make lint`), never executed."""
 
-from bipace_kernels.backends import contract as stages
-from bipace_kernels.backends.cpu import (
-    action_keys as cpu_action_keys,
-    clusters as cpu_clusters,
-    critic as cpu_critic,
-    episode as cpu_episode,
-    ngrams as cpu_ngrams,
-    observations as cpu_observations,
-    returns as cpu_returns,
-    similar as cpu_similar,
-    values as cpu_values,
-)
-from bipace_kernels.backends.cuda import (
-    action_keys as cuda_action_keys,
-    clusters as cuda_clusters,
-    values as cuda_values,
-)
-from bipace_kernels.backends.reference import (
-    action_keys as reference_action_keys,
-    clusters as reference_clusters,
-    combine as reference_combine,
-    critic as reference_critic,
-    episode as reference_episode,
-    ngrams as reference_ngrams,
-    observations as reference_observations,
-    returns as reference_returns,
-    similar as reference_similar,
-    values as reference_values,
-)
-from bipace_kernels.backends.triton import (
-    action_keys as triton_action_keys,
-    clusters as triton_clusters,
-    combine as triton_combine,
-    critic as triton_critic,
-    episode as triton_episode,
-    observations as triton_observations,
-    returns as triton_returns,
-    values as triton_values,
-)
+# ruff: noqa: F401  # what is named by its package is imported by its own name: mypy sees no other
+import bipace_kernels.backends.cpu.action_keys
+import bipace_kernels.backends.cpu.clusters
+import bipace_kernels.backends.cpu.critic
+import bipace_kernels.backends.cpu.episode
+import bipace_kernels.backends.cpu.ngrams
+import bipace_kernels.backends.cpu.observations
+import bipace_kernels.backends.cpu.returns
+import bipace_kernels.backends.cpu.similar
+import bipace_kernels.backends.cpu.values
+import bipace_kernels.backends.cuda.action_keys
+import bipace_kernels.backends.cuda.clusters
+import bipace_kernels.backends.cuda.values
+import bipace_kernels.backends.reference.action_keys
+import bipace_kernels.backends.reference.clusters
+import bipace_kernels.backends.reference.combine
+import bipace_kernels.backends.reference.critic
+import bipace_kernels.backends.reference.episode
+import bipace_kernels.backends.reference.ngrams
+import bipace_kernels.backends.reference.observations
+import bipace_kernels.backends.reference.returns
+import bipace_kernels.backends.reference.similar
+import bipace_kernels.backends.reference.values
+import bipace_kernels.backends.triton.action_keys
+import bipace_kernels.backends.triton.clusters
+import bipace_kernels.backends.triton.combine
+import bipace_kernels.backends.triton.critic
+import bipace_kernels.backends.triton.episode
+import bipace_kernels.backends.triton.observations
+import bipace_kernels.backends.triton.returns
+import bipace_kernels.backends.triton.values
+from bipace_kernels.backends import contract as stages, cpu, cuda, reference, triton
 
-RETURNS: list[stages.Returns] = [reference_returns, cpu_returns, triton_returns]
-EPISODE: list[stages.Episode] = [reference_episode, cpu_episode, triton_episode]
-CLUSTERS: list[stages.Clusters] = [reference_clusters, cpu_clusters, triton_clusters, cuda_clusters]
-OBSERVATIONS: list[stages.Observations] = [reference_observations, cpu_observations, triton_observations]
-SIMILAR: list[stages.Similar] = [reference_similar, cpu_similar]
-VALUES: list[stages.Values] = [reference_values, cpu_values, triton_values, cuda_values]
-CRITIC: list[stages.Critic] = [reference_critic, cpu_critic, triton_critic]
-COMBINE: list[stages.Combine] = [reference_combine, triton_combine]
-ACTION_KEYS: list[stages.ActionKeys] = [reference_action_keys, cpu_action_keys, triton_action_keys, cuda_action_keys]
-NGRAMS: list[stages.Ngrams] = [reference_ngrams, cpu_ngrams]
-TEXTS: list[stages.Texts] = [reference_action_keys, cpu_action_keys]
+RETURNS: list[stages.Returns] = [reference.returns, cpu.returns, triton.returns]
+EPISODE: list[stages.Episode] = [reference.episode, cpu.episode, triton.episode]
+CLUSTERS: list[stages.Clusters] = [reference.clusters, cpu.clusters, triton.clusters, cuda.clusters]
+OBSERVATIONS: list[stages.Observations] = [reference.observations, cpu.observations, triton.observations]
+SIMILAR: list[stages.Similar] = [reference.similar, cpu.similar]
+VALUES: list[stages.Values] = [reference.values, cpu.values, triton.values, cuda.values]
+CRITIC: list[stages.Critic] = [reference.critic, cpu.critic, triton.critic]
+COMBINE: list[stages.Combine] = [reference.combine, triton.combine]
+ACTION_KEYS: list[stages.ActionKeys] = [reference.action_keys, cpu.action_keys, triton.action_keys, cuda.action_keys]
+NGRAMS: list[stages.Ngrams] = [reference.ngrams, cpu.ngrams]
+TEXTS: list[stages.Texts] = [reference.action_keys, cpu.action_keys]

@@ -49,10 +49,8 @@ def test_collectives(emulator):
     out, least = torch.empty((8, 32), dtype=torch.int32), torch.tensor([-1])
     run(emulator, "collectives", 32, values=values, out=out, least=least)
     lane = torch.arange(32)
-    assert torch.equal(out[0], values[(lane + 5) % 32])
-    assert torch.equal(out[1], values[lane ^ 3])
-    assert torch.equal(out[2], values[torch.where(lane < 2, lane, lane - 2)])
-    assert (out[3] == values.max()).all()
+    assert torch.equal(out[0], values[(lane + 5) % 32]) and torch.equal(out[1], values[lane ^ 3])
+    assert torch.equal(out[2], values[torch.where(lane < 2, lane, lane - 2)]) and (out[3] == values.max()).all()
     bits = sum(1 << i for i, v in enumerate(values.tolist()) if v > 0)
     assert (out[4] == torch.tensor(bits - (1 << 32) * (bits >> 31))).all()
     before = [[j for j in range(i) if values[j] > 0] for i in range(32)]
@@ -62,19 +60,13 @@ def test_collectives(emulator):
     assert least.tolist() == [0]  # −1 is the greatest of unsigned numbers
 
 
-def test_every_float16(emulator):
+def test_every_float16_and_launches_and_writes_that_cannot_be_are_errors(emulator):
     values, out = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16), torch.empty(2**16)
     run(emulator, "widen", 32, values=values, out=out, grid=(2**11, 1))
     torch.testing.assert_close(out, values.float(), rtol=0, atol=0, equal_nan=True)
-
-
-def test_launches_that_cannot_be_are_refused(emulator):
     refused("no kernel nobody", emulator.launch, "nobody", 1, 1, 32, 0, b"", error=EmulatorError)
     refused("takes 1 arguments, got 2", emulator.launch, "leave_early", 1, 1, N, 0, bytes(16), error=EmulatorError)
     refused("blocks of 48 threads", run, emulator, "leave_early", 48, error=EmulatorError, fault=0)
-
-
-def test_a_write_beyond_shared_memory_is_an_error(emulator):
     arguments = {"bytes_shared": 4 * N, "out": torch.empty(N, dtype=torch.int32), "shared": True}
     run(emulator, "write_beyond", N, **arguments, beyond=0)
     refused("beyond its shared memory", run, emulator, "write_beyond", N, error=EmulatorError, **arguments, beyond=1)

@@ -37,8 +37,7 @@ def test_machine_code_runs_on_its_major_version_and_ptx_on_what_is_newer(capabil
 
 
 def test_a_letter_binds_to_one_architecture():
-    assert cuda_loader.serves("sm_90a", (9, 0))
-    assert not cuda_loader.serves("sm_100a compute_100a", (10, 3))
+    assert cuda_loader.serves("sm_90a", (9, 0)) and not cuda_loader.serves("sm_100a compute_100a", (10, 3))
 
 
 @pytest.mark.parametrize(("module", "torch_", "said"), [
@@ -56,8 +55,7 @@ def test_a_letter_binds_to_one_architecture():
 ])  # fmt: skip
 def test_every_cause_is_told(module, torch_, said):
     why = cuda_loader._why_not(module, torch_)
-    assert said in why
-    assert bool(said) == bool(why)
+    assert said in why and bool(said) == bool(why)
 
 
 @pytest.fixture
@@ -77,8 +75,7 @@ def test_a_build_without_kernels_says_why_and_what_to_do(fresh, monkeypatch, dec
     monkeypatch.setattr(cuda_loader, "has_cupy", lambda: False)
     monkeypatch.setattr(native_loader, "cuda_decision", lambda: decision)
     status = bk.backends()["cuda"]
-    assert not status.available
-    assert (decision or "bipace_kernels._cuda does not load") in status.reason
+    assert not status.available and (decision or "bipace_kernels._cuda does not load") in status.reason
     assert "pip install cupy" in status.reason and "BIPACE_CUDA=1" in status.reason
     assert (decision or "does not load") in status.detail
     refused("no CuPy", _launch.provider, error=RuntimeError)

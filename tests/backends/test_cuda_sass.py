@@ -32,7 +32,7 @@ WAITED = [
 ]
 
 
-def test_a_prefetch_that_is_waited_for_is_named_and_others_are_fine():
+def test_a_prefetch_that_is_waited_for_is_named_and_words_that_are_not_machine_code():
     loop, turn = sass.decision_loop(kernel(*WAITED))
     assert loop.head == 0x10 and len(turn.instructions) == 5
     assert turn.waited == ["0010 @!P1 LDG.E R2, desc[UR4][R8.64], waited for 3 instructions later by 0040 MOV R6, R2"]
@@ -42,9 +42,6 @@ def test_a_prefetch_that_is_waited_for_is_named_and_others_are_fine():
     free[-1] = line(0x40, "@P0 BRA 0x10", stall=5)
     _, turn = sass.decision_loop(kernel(*free))
     assert turn.waited == [] and turn.cycles == 1 + sass.LATENCY["MUFU"] + 5 + 5
-
-
-def test_words_that_are_not_machine_code():
     refused("no machine code", sass.parse, "cuobjdump fatal")
     refused("no loop of this kernel", sass.decision_loop, kernel(line(0x10, "MUFU.RSQ R3, R4")))
     refused("for each of 32 decisions", sass.Scan.of, kernel(*WAITED))

@@ -91,8 +91,7 @@ def test_a_launch_passes_the_struct_by_value_on_torchs_stream(cupy):
     (struct_,) = args
     # CuPy passes a NumPy array by value if it has one element, whatever that is (cupy/cuda/function.pyx, _pointer).
     assert isinstance(struct_, np.ndarray) and struct_.size == 1 and struct_.itemsize == len(words)
-    assert struct_.tobytes() == words
-    assert function.allowed == []
+    assert struct_.tobytes() == words and function.allowed == []
 
 
 def test_a_source_is_compiled_once_by_the_flags_of_the_build_and_kept(cupy, monkeypatch):

@@ -63,18 +63,14 @@ def test_a_column_stays_with_its_thread(launch):
     assert columns % (threads * int(layout["sizePerThread"])) == 0
 
 
-def test_resources_are_read_and_spills_seen():
+def test_resources_are_read_and_spills_seen_and_counted():
     """The numbers come from the compiled code: sorting needs registers, and shared memory between warps."""
     found = resources.compile_ahead(_launch(num_warps=4), 90)
     assert (found.kernel, found.arch, found.warps, found.variant) == ("_sorted_copy", 90, 4, "BLOCK=512, *fp32")
-    assert found.registers > 8
-    assert 0 < found.shared <= found.limit
+    assert found.registers > 8 and 0 < found.shared <= found.limit
     assert not found.spills
     found = resources.compile_ahead(_launch(num_warps=1, maxnreg=16), 90)
     assert found.spills and found.stack > 0
-
-
-def test_page_says_which_triton_compiled_and_counts_what_spills():
     rows = [resources.compile_ahead(_launch(num_warps=1, **o), 90) for o in ({}, {"maxnreg": 16})]
     text = resources.as_markdown(rows, f"Triton {triton.__version__}")
     assert f"Triton {triton.__version__}" in text and text.count("`_sorted_copy`") == 2

@@ -107,5 +107,4 @@ def test_the_checks_see_what_they_look_for():
     assert [text.partition(": ")[2] for text in waiting(tree)] == [
         "x.nonzero", "torch.tensor", "x.to('cpu')", "x.repeat_interleave(n)"
     ]  # fmt: skip
-    assert list(launches(tree)) == ["kernel"]
-    assert jit_functions(tree) == {"kernel"}
+    assert list(launches(tree)) == ["kernel"] and jit_functions(tree) == {"kernel"}

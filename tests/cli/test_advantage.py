@@ -10,9 +10,11 @@ import sys
 import time
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import typer
 from bipace_cli.commands import app
 from cli_runs import GOLDEN, PRESETS, direct, fail, observations, record, run, write
 from marks import slow
@@ -21,7 +23,9 @@ from typer.testing import CliRunner
 
 import bipace_kernels as bk
 from bipace_kernels.cli import advantage, output, rollouts, states
+from bipace_kernels.cli._console import number
 from bipace_kernels.cli.outcomes import format_r2
+from bipace_kernels.diagnostics.value_r2 import ValueR2
 from bipace_kernels.settings import settings_of
 from bipace_kernels.support import files
 from bipace_kernels.support.errors import InputError, Named, Rows
@@ -193,9 +197,6 @@ def test_words_of_the_package():
 
 
 def test_numbers_have_a_minus_sign_and_no_negative_zero():
-    from bipace_kernels.cli._console import number
-    from bipace_kernels.diagnostics.value_r2 import ValueR2
-
     given = {(-0.0881, ".3f"): "−0.088", (-0.0001, ".3f"): "0.000", (-0.0, ".1%"): "0.0%", (-1234.0, ",.0f"): "−1,234"}
     for (value, form), text in given.items():
         assert number(value, form) == text
@@ -234,8 +235,6 @@ def test_a_preset_s_own_choice(golden, out, preset, flag, choice):
 
 def test_help_names_every_choice():
     """The choices in the help are those of Config."""
-    import typer
-
     options = typer.main.get_command(app).commands["advantage"].params
     helps = {option.opts[0]: option.help for option in options if hasattr(option, "help")}
     for name, row in settings_of(bk.Config).items():
@@ -347,8 +346,7 @@ def test_action_column_mode_and_who_needs_actions(tmp_path):
     run("advantage", *base)
     from_actions = table(out)
     assert run("advantage", *base, "--action-column", "response", "--action-mode", "action_tag").exit_code == 0
-    assert table(out) == from_actions
-    assert run("advantage", *base, "--action-column", "response").exit_code == 0
+    assert table(out) == from_actions and run("advantage", *base, "--action-column", "response").exit_code == 0
     assert "pace" not in table(out)["branch"]  # the whole responses differ everywhere
     assert run("advantage", *base, "--action-mode", "first_n").exit_code == 0
     rows = [{name: value for name, value in row.items() if name != "action"} for row in GOLDEN]
@@ -368,8 +366,7 @@ def test_columns_and_files(tmp_path):
     assert run("advantage", one, two, "--out", out, "--partition", "exact", *flags).exit_code == 0
     assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1, 3, 4, 3, 5, 3, 4]  # each file has its own groups
     assert run("advantage", one, two, "--out", out, "--partition", "exact", "--merge-files", *flags).exit_code == 0
-    assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1] * 2
-    assert table(out)["file"] == [str(one)] * 6 + [str(two)] * 6
+    assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1] * 2 and table(out)["file"] == [str(one)] * 6 + [str(two)] * 6
 
 
 def test_shuffled_lines_change_nothing(games, tmp_path):
@@ -398,8 +395,6 @@ def test_backends_and_threads(golden, out):
 
 def test_tables_read_back_as_input(golden, tmp_path, out):
     """Ids may be strings; a Parquet file of records is read like JSON lines."""
-    import pyarrow as pa
-
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist([{**row, "rollout": f"r{row['rollout']}"} for row in GOLDEN]), path)
     assert run("advantage", path, "--out", out).exit_code == 0
@@ -437,8 +432,7 @@ def test_bad_options(golden, tmp_path, name):
     options, part = BAD_OPTIONS[name]
     before = set(tmp_path.iterdir())
     message = fail("advantage", golden, "--out", tmp_path / "out.parquet", *options)
-    assert part in message
-    assert "Traceback" not in message
+    assert part in message and "Traceback" not in message
     assert set(tmp_path.iterdir()) == before
 
 
@@ -481,8 +475,7 @@ def test_a_failure_in_the_middle(golden, tmp_path, monkeypatch, error, suffix):
     assert result.exit_code == {OSError: 2, KeyboardInterrupt: 130, MemoryError: 1}[type(error)]
     if isinstance(error, OSError):
         assert "No space left on device" in result.output
-    assert {path.name for path in tmp_path.iterdir()} == before
-    assert out.read_text() == "the table of yesterday"
+    assert {path.name for path in tmp_path.iterdir()} == before and out.read_text() == "the table of yesterday"
 
 
 KILLED = """
@@ -511,8 +504,7 @@ def test_killed_while_writing(golden, tmp_path, out, number):
         assert process.stdout.readline() == "writing\n"
         process.send_signal(number)
         errors = process.stderr.read()
-    assert "Traceback" not in errors
-    assert out.read_text() == "the table of yesterday"
+    assert "Traceback" not in errors and out.read_text() == "the table of yesterday"
     if number != signal.SIGKILL:
         assert process.returncode == 130 and "stopped" in errors
     else:  # no cleanup, but the old table is unchanged, and the next run cleans up
@@ -521,7 +513,7 @@ def test_killed_while_writing(golden, tmp_path, out, number):
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_two_runs_at_once_keep_each_others_files(tmp_path):
+def test_two_runs_at_once_keep_each_others_files_and_a_link_gives_way(tmp_path):
     for target in (tmp_path / "a.csv", tmp_path):
         write_one = files.atomic_folder if target.is_dir() else files.atomic_file
         with write_one(target) as first, write_one(target) as second:
@@ -529,6 +521,13 @@ def test_two_runs_at_once_keep_each_others_files(tmp_path):
                 (place / "a.csv" if target.is_dir() else place).write_text(text)
         assert (tmp_path / "a.csv").read_text() == "first"  # the last to end
         assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+    # docs/cli.md says so: results are moved to their place, never written through a link.
+    rollouts, kept, out = write(tmp_path / "a.jsonl", GOLDEN), tmp_path / "kept.csv", tmp_path / "out.csv"
+    kept.write_text("kept")
+    out.symlink_to(kept)
+    assert run("advantage", rollouts, "--out", out, "--preset", "grpo").exit_code == 0
+    assert not out.is_symlink() and out.read_text().startswith("file,")
+    assert kept.read_text() == "kept"
 
 
 def test_a_note_where_the_partition_looks_degenerate(tmp_path, capfd):
@@ -536,13 +535,3 @@ def test_a_note_where_the_partition_looks_degenerate(tmp_path, capfd):
     result = run("advantage", write(tmp_path / "a.jsonl", rows), "--out", tmp_path / "o.csv", "--partition", "exact")
     assert result.exit_code == 0
     assert "note:" in result.output and "one single cluster" in result.output and "RuntimeWarning" not in result.output
-
-
-def test_a_link_gives_way_and_what_it_pointed_to_stays(tmp_path):
-    """docs/cli.md says so: results are moved to their place, never written through a link."""
-    rollouts, kept, out = write(tmp_path / "a.jsonl", GOLDEN), tmp_path / "kept.csv", tmp_path / "out.csv"
-    kept.write_text("kept")
-    out.symlink_to(kept)
-    assert run("advantage", rollouts, "--out", out, "--preset", "grpo").exit_code == 0
-    assert not out.is_symlink() and out.read_text().startswith("file,")
-    assert kept.read_text() == "kept"

@@ -67,8 +67,7 @@ def test_everything_it_writes(folder, prompts, tmp_path):
     )  # fmt: skip
     wanted = {"label": "task_type", **json.loads(json.dumps(direct.as_json()))}
     assert json.loads((out / "calibration.json").read_text()) == wanted
-    assert direct.choice is not None
-    assert (out / "calibration.yaml").read_text() == direct.yaml()
+    assert direct.choice is not None and (out / "calibration.yaml").read_text() == direct.yaml()
     assert (out / "calibration.md").read_text() == direct.markdown("calibration.png")
     assert str(direct.choice.layer) in shown.output and "time: states" in shown.output
     assert "went on" not in shown.output

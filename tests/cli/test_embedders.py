@@ -57,11 +57,9 @@ def test_each_at_its_own_epsilon(games, tmp_path, drawn):
     for field in ("metrics", "value_r2"):
         assert found["identity"][field] == section["partitions"]["exact"][field]
     text = (out / "report.md").read_text()
-    assert "![Embedders](games_embedders.png)" in text
-    assert "Sentence encoder: `some/encoder`." in text
+    assert "![Embedders](games_embedders.png)" in text and "Sentence encoder: `some/encoder`." in text
     ((title, rows, band),) = drawn
-    assert title == "games.jsonl"
-    assert band == (4, 8)
+    assert title == "games.jsonl" and band == (4, 8)
     labels = ("identity", "n-grams", "sentence encoder", "hidden states")
     for label, entry, row in zip(labels, found.values(), rows, strict=True):
         assert row.label == f"{label}, ε {entry['epsilon']:.3g}"

@@ -1,7 +1,5 @@
 """The program as a whole: help, version, info, bench, and how little it imports before a command runs."""
 
-import contextlib
-import importlib.metadata
 import inspect
 import json
 import os
@@ -12,10 +10,7 @@ import types
 import pytest
 from bipace_cli import commands
 from bipace_cli.commands import app
-from cli_runs import record, write
 from marks import slow
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from paths import ROOT, program
 from typer.testing import CliRunner
 
@@ -25,8 +20,6 @@ from bipace_kernels.config import PRESETS
 from bipace_kernels.estimators.rows import ESTIMATORS, PARTITIONS, VALUES
 from bipace_kernels.features.embedders import EMBEDDERS
 from bipace_kernels.settings import settings_of
-
-FEW = ["--sets", "model0", "--only", "GRPO", "--rollouts", "2"]
 
 
 def test_help_and_version():
@@ -39,8 +32,7 @@ def test_help_and_version():
 
 def test_info_tells_what_runs_and_why_not():
     found = json.loads(CliRunner().invoke(app, ["info", "--json"]).output)
-    assert found["bipace_kernels"] == bk.__version__
-    assert set(found["backends"]) == set(bk.backends())
+    assert found["bipace_kernels"] == bk.__version__ and set(found["backends"]) == set(bk.backends())
     assert found["backends"]["cpu"]["available"] and found["backends"]["cuda"]["reason"]
     assert found["packages"]["torch"] and found["cpu"]["threads"] >= 1 and found["cpu"]["instruction_set"]
     assert found["auto"]["cpu"] == {"backend": "cpu", "reason": ""}
@@ -84,64 +76,6 @@ def test_a_stdout_that_takes_nothing_is_one_sentence(where, words):
     assert done.stderr == f"error: stdout cannot be written: {words}; redirect it (> FILE, or > /dev/null).\n"
 
 
-ONLY = """
-import importlib.abc, json, sys
-
-class Refused(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in refused:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-refused = set(json.loads(sys.argv.pop(1)))
-sys.meta_path.insert(0, Refused())
-from bipace_cli import main
-sys.argv[0] = "bipace"
-main()
-"""
-
-
-def only_cli():
-    """Modules of this environment that `pip install .[cli]` does not bring."""
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        project = tomllib.load(file)["project"]
-    extras = project["optional-dependencies"]
-    wanted = [Requirement(text) for text in (*project["dependencies"], *extras["cli"][1:], *extras["parquet"])]
-    have = set()
-    while wanted:
-        one = wanted.pop()
-        name = canonicalize_name(one.name)
-        if name not in have and (one.marker is None or one.marker.evaluate({"extra": ""})):
-            have.add(name)
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                wanted += map(Requirement, importlib.metadata.requires(name) or ())
-    found = importlib.metadata.packages_distributions()
-    others = [name for name, of in found.items() if not have & set(map(canonicalize_name, of))]
-    return [name for name in others if not name.startswith(("bipace", "_"))]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["info"],
-        ["bench", "ngrams", "--quick", "--out", "OUT/bench"],
-        ["advantage", "DATA", "--out", "OUT/a.parquet", "--preset", "gae"],
-        ["report", "DATA", "--out", "OUT/report", "--html", "--no-similar", "--epsilons", "0.25"],
-        ["truth", "--estimator", "mine.py:MINE", *FEW, "--out", "OUT/truth"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_every_command_runs_with_only_the_packages_of_cli(words, tmp_path):
-    (tmp_path / "mine.py").write_text("import bipace_kernels as bk\nMINE = bk.Config.gae('group')\n")
-    rows = [record(i, t, f"s{t}", "go", float(i == t)) for i in range(3) for t in range(3)]
-    data = write(tmp_path / "rollouts.jsonl", rows)
-    refused = only_cli()
-    assert {"pytest", "tqdm", "transformers"} & set(refused) and "torch" not in refused
-    words = [word.replace("DATA", str(data)).replace("OUT", str(tmp_path / "out")) for word in words]
-    argv = [sys.executable, "-c", ONLY, json.dumps(refused), *words]
-    program(*argv, cwd=tmp_path, timeout=300, env={"PYTHONPATH": str(ROOT)})
-
-
 def test_quickstart_runs():
     done = program(sys.executable, ROOT / "examples" / "quickstart.py", cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
     assert len(done.stdout.splitlines()) == 7 and "singleton" in done.stdout
@@ -167,7 +101,6 @@ def test_the_table_of_settings_names_what_the_tables_hold():
     """It has its own copies of their names, since they import torch; and the help names the presets."""
     rows = settings_of(bk.Config)
     assert rows["partition"].accepts == tuple(PARTITIONS)
-    assert rows["estimator"].accepts == tuple(ESTIMATORS)
-    assert rows["value"].accepts == tuple(VALUES)
+    assert rows["estimator"].accepts == tuple(ESTIMATORS) and rows["value"].accepts == tuple(VALUES)
     assert ", ".join(PRESETS).replace(", gae", " or gae") in inspect.getsource(commands)
     assert EMBEDDERS["ngram"].epsilon == commands.NGRAM_EPSILON

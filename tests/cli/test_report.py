@@ -33,12 +33,11 @@ def test_files(made):
     assert {path.name for path in folder.iterdir()} == names
     text = (folder / "report.md").read_text()
     for name in names - {"report.md", "report.json"}:
-        assert (folder / name).read_bytes().startswith(PNG)
-        assert f"]({name})" in text
+        assert (folder / name).read_bytes().startswith(PNG) and f"]({name})" in text
     assert f"{folder} has more tables" in shown and shown.count("┏") == 1
 
 
-def test_the_end_is_a_verdict_and_what_to_open(made):
+def test_the_end_is_a_verdict_and_what_to_open_also_where_there_is_nothing_to_compare(made, tmp_path, undrawn):
     (section,) = json.loads((made[0] / "report.json").read_text())["sections"]
     r2 = [entry["value_r2"]["r2"] for entry in section["partitions"].values()]
     r2 += [entry["r2"] for entry in section["values"].values()]
@@ -47,9 +46,6 @@ def test_the_end_is_a_verdict_and_what_to_open(made):
     constant = f"{section['constant']['r2']:.3f}".replace("-", "−")
     assert f"; one value for the whole batch has {constant});" in verdict
     assert last.endswith(f"Open {made[0] / 'report.md'}.")
-
-
-def test_a_verdict_where_there_is_nothing_to_compare(tmp_path, undrawn):
     rows = [record(rollout, step, f"s{step}", "go") for rollout in range(2) for step in range(3)]
     done = run("report", write(tmp_path / "a.jsonl", rows), "--out", tmp_path / "out", "--no-similar")
     assert done.exit_code == 0, done.output
@@ -177,8 +173,7 @@ def test_without_actions_or_outcomes(tmp_path):
 def test_similar_runs_by_itself_only_where_it_is_cheap():
     records = rollouts.Rollouts(observation=["abc", "abc", "de"])
     options = SimpleNamespace(similar=None)
-    assert report._runs_similar(records, options, cheap=5)
-    assert not report._runs_similar(records, options, cheap=4)
+    assert report._runs_similar(records, options, cheap=5) and not report._runs_similar(records, options, cheap=4)
     assert report._runs_similar(records, SimpleNamespace(similar=True))
 
 

@@ -83,19 +83,15 @@ BAD_LINES = {
     "nested": ("[" * 100_000, ["line 2", "nests too deeply"]),
     "huge integer": ('{"step": ' + "9" * 5000 + "}", ["line 2", "cannot be read"]),
     "missing task": (without("task_id"), ["line 2", '"task_id" is missing', "--task-column", "rollout, step"]),
-    "missing reward": (without("reward"), ["line 2", '"reward" is missing']),
     "missing action": (without("action"), ["line 2", '"action" is missing', "--action-column"]),
     "empty object": ("{}", ["line 2", '"task_id" is missing', "no field at all"]),
     "null task": (record(task_id=None), ["line 2", 'field "task_id"', "expected a string or an integer", "got null"]),
-    "bool rollout": (record(rollout=True), ["line 2", 'field "rollout"', "got true"]),
     "kind of id": (record(task_id=7), ["line 2", 'field "task_id"', "a string like in the records before", "got 7"]),
     "kind of rollout": (record(rollout="0"), ["line 2", 'field "rollout"', "an integer like", 'the string "0"']),
     "big rollout": (record(rollout=2**63), ["line 2", "expected an integer of 64 bits", "got 9223372036854775808"]),
     "bool step": (record(step=False), ["line 2", 'field "step"', "got false"]),
     "negative step": (record(step=-1), ["line 2", 'field "step"', "got -1"]),
-    "big step": (record(step=2**70), ["line 2", 'field "step"', "64 bits"]),
     "chat": (record(observation=[{"role": "user"}]), ["line 2", 'field "observation"', "a list", "Join chat messages"]),
-    "object": (record(observation={"a": 1}), ["line 2", "got an object"]),
     "surrogate": ('{"task_id": "a\\ud800"}', ["line 2", 'field "task_id"', "valid Unicode", "character 1"]),
     "bool reward": (record(reward=True), ["line 2", 'field "reward"', "got true"]),
     "nan": (record(reward=float("nan")), ["line 2", 'field "reward"', "got NaN", "--on-invalid singleton"]),
@@ -105,7 +101,6 @@ BAD_LINES = {
     "many long names": ({f"{i} \n\ud800 {'x' * 999}": 0 for i in range(30)}, ["Found: 0 ", "xxx..., 1 ", "10 more"]),
     "long repeated key": ('{"K": 1, "K": 2}'.replace("K", "k" * 999), ["line 2", "kkk...", "occurs twice"]),
     "null action": (record(action=None), ["line 2", 'field "action"', "got null", "empty string"]),
-    "long text": (record(reward="x" * 999), ["line 2", "xxx..."]),
 }
 
 
@@ -171,8 +166,7 @@ def test_paths(tmp_path):
         for name, data in (("a.jsonl", content), ("a.jsonl.gz", gzip.compress(content))):
             (tmp_path / name).write_bytes(data)
             assert "holds no records" in error_of(str(tmp_path / name))
-    assert "does not exist" in error_of(str(tmp_path / "none.jsonl"))
-    assert "is not a file" in error_of(str(tmp_path))
+    assert "does not exist" in error_of(str(tmp_path / "none.jsonl")) and "is not a file" in error_of(str(tmp_path))
     (tmp_path / "a.txt").write_text("{}")
     assert "unknown suffix" in error_of(str(tmp_path / "a.txt"))
     path = write(tmp_path / "a.jsonl", record())
@@ -310,11 +304,9 @@ def test_any_value_of_a_field(tmp_path_factory, name, value):
     path = write(tmp_path_factory.mktemp("any") / "a.jsonl", record(), {**record(step=1), name: value})
     read = outcome(path, needed=["action"], wanted=["success"])
     if isinstance(read, str):
-        assert f"{path}, line 2" in read
-        assert "\n" not in read
+        assert f"{path}, line 2" in read and "\n" not in read
     else:
-        assert len(read) == 2
-        assert all(type(step) is int and 0 <= step < 2**63 for step in read.step)
+        assert len(read) == 2 and all(type(step) is int and 0 <= step < 2**63 for step in read.step)
         assert np.isfinite(read.reward).all()
 
 

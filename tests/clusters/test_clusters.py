@@ -5,23 +5,12 @@ A sweep of ε clusters by other kernels, from one Gram matrix: what holds of a c
 
 import os
 
+import clustering
 import numpy as np
 import pytest
 import torch
 from certificate import BAND, direction, replay
-from clustering import (
-    DTYPES,
-    EPSILONS,
-    ODD_DIMS,
-    TOLERANCE,
-    bit_case,
-    check_partition,
-    cosine,
-    mixture,
-    offsets_of,
-    sample,
-    sweep,
-)
+from clustering import DTYPES, EPSILONS, ODD_DIMS, bit_case, check_partition, cosine, mixture, offsets_of, sample, sweep
 from hypothesis import given, settings, strategies as st
 from marks import slow
 from paths import python
@@ -79,12 +68,9 @@ def test_equals_reference(dim, dtype, isa):
 @EITHER
 def test_shapes_of_partitions(labels_of, isa):
     x = mixture(1, 300, 64, 1, noise=0.01)
-    assert labels_of(x, [300]).max() == 0
-    assert labels_of(torch.eye(200)).tolist() == list(range(200))
-    assert labels_of(torch.eye(200), epsilon=1.0).max() == 0
-    assert labels_of(torch.empty(0, 5), [0, 0]).tolist() == []
-    assert labels_of(torch.empty(0, 5), []).tolist() == []
-    assert sweep(torch.eye(7), epsilons=[]).shape == (0, 7)
+    assert labels_of(x, [300]).max() == 0 and labels_of(torch.eye(200)).tolist() == list(range(200))
+    assert labels_of(torch.eye(200), epsilon=1.0).max() == 0 and labels_of(torch.empty(0, 5), [0, 0]).tolist() == []
+    assert labels_of(torch.empty(0, 5), []).tolist() == [] and sweep(torch.eye(7), epsilons=[]).shape == (0, 7)
     assert cpu.scan_rows(torch.empty(0, 5), torch.empty(0, dtype=torch.int64)).tolist() == []
 
 
@@ -145,8 +131,7 @@ def test_a_centroid_that_moves_by_less_than_a_rounding():
             cos = 1 - epsilon - BAND + offset
             probe = cos * c + sign * np.sqrt(1 - cos**2) * towards / np.linalg.norm(towards)
             labels = sweep(torch.from_numpy(np.concatenate([x, probe[None].astype(np.float32)])), epsilons=[epsilon])[0]
-            assert int(labels[-1]) == (0 if offset > 0 else 1)
-            assert not labels[:-1].any()
+            assert int(labels[-1]) == (0 if offset > 0 else 1) and not labels[:-1].any()
 
 
 def test_repeated_rows_and_constant_rows():
@@ -347,8 +332,7 @@ def test_zero_epsilon_compares_what_hashes_alike():
         other[16] ^= lane_after(int(row[0])) ^ lane_after(int(other[0]))
     fine = np.isfinite(emulator.view(np.float32)).all(axis=1) & (emulator[:, 16] & 0x7FFFFFFF != 0)
     rows = torch.from_numpy(np.concatenate([words[fine], emulator[fine]]).view(np.float32))
-    assert len(rows) > 300
-    assert cosine(rows, epsilon=0.0).tolist() == list(range(len(rows)))
+    assert len(rows) > 300 and cosine(rows, epsilon=0.0).tolist() == list(range(len(rows)))
 
 
 @EITHER
@@ -539,5 +523,5 @@ def test_a_million_decisions(dtype):
         rows = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).to(dtype)
         labels = cosine(rows, [n], epsilon).numpy()
         worst = replay(rows.to(torch.float64).numpy(), labels, epsilon)
-        assert worst.excess <= TOLERANCE, (worst, kind, n, dim, epsilon)
+        assert worst.excess <= clustering.TOLERANCE, (worst, kind, n, dim, epsilon)
         decided += n

@@ -1,4 +1,4 @@
-"""Many ε at once on a device: the clusters of each, and the search, as the reference has them."""
+"""Many ε at once on a device: the clusters of each, and the search, as the reference has them; and action clusters."""
 
 import numpy as np
 import pytest
@@ -40,8 +40,7 @@ def test_padding_copies_and_row_order_without_a_wait(device):
     bk.cluster(x, epsilon=EPSILONS, layout=lay, backend=BACKEND)  # compiles, and copies the layout there
     with nothing_waits(device):
         found = bk.cluster(x, epsilon=EPSILONS, layout=lay, backend=BACKEND)
-    assert torch.equal(found.cpu(), want)
-    assert bool(((want == -1) == torch.from_numpy(~valid)).all())
+    assert torch.equal(found.cpu(), want) and bool(((want == -1) == torch.from_numpy(~valid)).all())
 
 
 @slow_interpreted
@@ -76,3 +75,21 @@ def test_the_search_is_that_of_the_reference(device, probes):
     x[3] = 0
     with pytest.raises(ValueError, match="got zeros, which have no direction, at row 3;"):
         bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.35])
+def test_action_clusters_are_those_of_the_reference(device, epsilon):
+    """A zero row is an ordinary action at ε = 0, and gets its own key above; a row that is not finite does at any ε."""
+    x, group = states()
+    x[[3, 9]] = 0
+    x[7] = np.nan
+    lay = bk.layout(group, group, valid=np.arange(24) != 4)
+    want = bk.action_clusters(x, epsilon=epsilon, layout=lay, on_invalid="singleton", backend="reference")
+    rows = torch.from_numpy(x).to(device)
+    lay.on(rows.device)
+    with nothing_waits(device):
+        found = bk.action_clusters(rows, epsilon=epsilon, layout=lay, backend=BACKEND)
+    assert found.device.type == device.type and torch.equal(found.cpu(), want)
+    assert want[4] == -1
+    with pytest.raises(ValueError, match=r"action_fingerprint must have finite, non-zero rows, got .* at row 7;"):
+        bk.action_clusters(rows, epsilon=epsilon, layout=lay, backend=BACKEND, check="now")

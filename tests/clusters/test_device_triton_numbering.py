@@ -25,8 +25,7 @@ def expected(first):
 def test_numbers_by_first_appearance(device, n, clusters):
     first = firsts(np.random.default_rng(n + clusters), n, clusters)
     labels = numbering.dense_labels(torch.tensor(first, device=device))
-    assert labels.dtype == torch.int64
-    assert labels.tolist() == expected(first)
+    assert labels.dtype == torch.int64 and labels.tolist() == expected(first)
 
 
 @pytest.mark.parametrize("n", [3 * BLOCK - 5, FEW + 5])

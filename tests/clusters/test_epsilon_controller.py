@@ -86,8 +86,7 @@ def test_reaches_the_band_by_bounded_steps_and_stays(start, max_step):
     ratios = np.diff(np.log(path))
     assert np.all(np.abs(ratios) <= math.log(max_step) + 1e-12)
     assert np.all(ratios <= 0) if start == 0.40 else np.all(ratios >= 0)
-    assert 4 <= controller.metrics()["bipace/median_cluster_size"] <= 8
-    assert path[1] != start
+    assert 4 <= controller.metrics()["bipace/median_cluster_size"] <= 8 and path[1] != start
     assert controller.update(x, group) == path[-1]
 
 
@@ -95,14 +94,12 @@ def test_hysteresis():
     """Once settled, a median just outside the band moves nothing; before, or further outside, it does."""
     inside, slightly, clearly = apart(5, 5, 5), apart(3, 3, 3), apart(2, 2, 2)
     fresh = bk.EpsilonController(0.1)
-    assert fresh.update(*slightly) == pytest.approx(0.125)
-    assert "at every ε within one step" in fresh.reason
+    assert fresh.update(*slightly) == pytest.approx(0.125) and "at every ε within one step" in fresh.reason
 
     settled = bk.EpsilonController(0.1)
     settled.update(*inside)
     for batch in (slightly, apart(10, 10), slightly):
-        assert settled.update(*batch) == 0.1
-        assert "outside the band [4, 8] by less than the slack" in settled.reason
+        assert settled.update(*batch) == 0.1 and "outside the band [4, 8] by less than the slack" in settled.reason
     assert settled.update(*clearly) == pytest.approx(0.125)
     assert settled.update(*slightly) == pytest.approx(0.125**2 / 0.1)  # it is settled no more
 
@@ -160,12 +157,10 @@ def test_a_band_between_two_points():
 def test_bounds_hold():
     low, high = apart(1, 1, 1, 1), apart(40, 40)
     controller = bk.EpsilonController(0.36)
-    assert controller.update(*low) == 0.40
-    assert controller.update(*low) == 0.40
+    assert controller.update(*low) == 0.40 and controller.update(*low) == 0.40
     assert controller.reason.endswith("is below the band [4, 8], and ε is at its bound")
     controller = bk.EpsilonController(0.11, bounds=(0.1, 0.3))
-    assert controller.update(*high) == 0.1
-    assert controller.update(*high) == 0.1
+    assert controller.update(*high) == 0.1 and controller.update(*high) == 0.1
     assert "above the band [4, 8], and ε is at its bound" in controller.reason
 
 
@@ -187,8 +182,7 @@ def test_no_update_goes_further_than_a_step(seed, start, max_step, points, objec
         group = rng.integers(0, 3, n)
         trajectory = group * 4 + rng.integers(0, 3, n)
         after = controller.update(x, group, trajectory=trajectory, returns=rng.normal(size=n))
-        assert 0.02 <= after <= 0.40
-        assert abs(math.log(after / before)) <= math.log(max_step) + 1e-9
+        assert 0.02 <= after <= 0.40 and abs(math.log(after / before)) <= math.log(max_step) + 1e-9
         assert after == controller.epsilon == controller.metrics()["bipace/epsilon"]
         assert controller.reason.startswith("kept" if after == before else "moved")
         before = after
@@ -260,8 +254,7 @@ def test_value_r2_takes_the_better_of_two_partitions(fine):
         end = controller.update(x, group, **given_all)
         assert (end < 0.1) == fine
         if (start < 0.1) == fine:
-            assert end == start
-            assert "is within 0.01 of the best in the band" in controller.reason
+            assert end == start and "is within 0.01 of the best in the band" in controller.reason
         else:
             assert "is the best in the band [4, 8], with median cluster size" in controller.reason
         known = {"returns": returns, "episode_return": np.zeros(len(x)), "fingerprint": x}
@@ -272,14 +265,7 @@ def test_value_r2_takes_the_better_of_two_partitions(fine):
         assert stubborn.update(x, group, **given_all) == start
 
 
-def test_value_r2_only_looks_inside_the_band():
-    x, group, trajectory, returns = two_levels(3, True)
-    for start in (0.11, 0.09):
-        controller = bk.EpsilonController(start, objective="value_r2", band=(6, 10))
-        assert controller.update(x, group, trajectory=trajectory, returns=returns) > 0.1
-
-
-def test_value_r2_undefined_or_out_of_reach_goes_by_the_median():
+def test_value_r2_only_looks_inside_the_band_and_undefined_or_out_of_reach_goes_by_the_median():
     x, group, trajectory, returns = two_levels(3, True)
     same = bk.EpsilonController(0.09, objective="value_r2")
     assert same.update(x, group, trajectory=trajectory, returns=np.ones(len(x))) == 0.09
@@ -288,6 +274,10 @@ def test_value_r2_undefined_or_out_of_reach_goes_by_the_median():
     assert same.metrics()["bipace/value_r2"] == 0.0
     far = bk.EpsilonController(0.05, objective="value_r2", band=(6, 10))
     assert far.update(x, group, trajectory=trajectory, returns=returns) == pytest.approx(0.0625)
+    x, group, trajectory, returns = two_levels(3, True)
+    for start in (0.11, 0.09):
+        controller = bk.EpsilonController(start, objective="value_r2", band=(6, 10))
+        assert controller.update(x, group, trajectory=trajectory, returns=returns) > 0.1
 
 
 def test_value_r2_leaves_out_rows_with_bad_returns():
@@ -322,8 +312,7 @@ def test_a_restored_controller_goes_on_bit_for_bit(objective):
         run(first, batches[:cut])
         second = bk.EpsilonController(0.3, **settings_of)
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        assert second.state_dict() == first.state_dict()
-        assert run(second, batches[cut:]) == whole[cut:]
+        assert second.state_dict() == first.state_dict() and run(second, batches[cut:]) == whole[cut:]
 
 
 def test_layout_or_ids_any_row_order_any_thread_count():
@@ -402,8 +391,7 @@ def test_on_a_device_as_on_the_cpu(stand_ins, objective):
         for _ in range(3):
             controller.update(x, group, trajectory=trajectory, returns=returns, backend=backend)
         found.append(controller.state_dict())
-    assert found[0] == found[1]
-    assert stand_ins.calls == ["scan_rows", "cluster_sweep"] * 3
+    assert found[0] == found[1] and stand_ins.calls == ["scan_rows", "cluster_sweep"] * 3
 
 
 def test_holds_sizes_and_singletons_where_a_fixed_epsilon_lets_go():
@@ -420,8 +408,7 @@ def test_holds_sizes_and_singletons_where_a_fixed_epsilon_lets_go():
         for (name, epsilon), label in zip(chosen.items(), labels, strict=True):
             lines.setdefault(name, []).append((epsilon, np.bincount(label.numpy())))
     near_the_band = {name: np.mean([3 <= np.median(size) <= 10 for _, size in line]) for name, line in lines.items()}
-    assert near_the_band["static"] < 0.5
-    assert near_the_band["median"] > 0.9
+    assert near_the_band["static"] < 0.5 and near_the_band["median"] > 0.9
     assert near_the_band["value_r2"] > 0.85
     singletons = {name: np.std([(size == 1).mean() for _, size in line]) for name, line in lines.items()}
     assert singletons["median"] < 0.5 * singletons["static"]

@@ -50,16 +50,12 @@ def test_every_row_gets_its_record(device, m, weight):
         assert all(same_bits(a, b) for a, b in zip(got, wanted(values, source, taken, values[1]), strict=True))
 
 
-def test_weight_zero_gives_the_episode_term_back_bit_for_bit(device):
+def test_weight_zero_gives_the_episode_term_back_bits_saturate_and_round_once_and_padding_is_nothing(device):
     values = list(made(4))
     values[0] = torch.tensor([-0.0, 0.0, 1e-45, -3.5])
     values[1] = torch.tensor([MAX, -MAX, 1.0, 0.0])
     got = rows_of(device, values, torch.arange(4), weight=0.0)
-    assert same_bits(got[0], values[0])
-    assert same_bits(got[1], values[1])
-
-
-def test_saturates_and_rounds_once(device):
+    assert same_bits(got[0], values[0]) and same_bits(got[1], values[1])
     values = list(made(3))
     values[0], values[1] = torch.tensor([MAX, -MAX, MAX]), torch.tensor([MAX, -MAX, -MAX])
     assert rows_of(device, values, torch.arange(3))[0].tolist() == [MAX, -MAX, 0.0]
@@ -67,9 +63,6 @@ def test_saturates_and_rounds_once(device):
     values[0], values[1] = torch.tensor([1.0]), torch.tensor([2.0**-24])
     # With w rounded to float32, 1, the sum would be a tie and go to 1.
     assert rows_of(device, values, torch.zeros(1, dtype=torch.int64), weight=1 + 1e-8)[0].tolist() == [1 + 2.0**-23]
-
-
-def test_padding_alone_and_nothing(device):
     got = rows_of(device, made(0), torch.full((5,), -1))
     assert [x.tolist() for x in got] == [[a] * 5 for a in ABSENT]
     assert all(x.shape == (0,) for x in rows_of(device, made(3), torch.empty(0, dtype=torch.int64)))

@@ -540,8 +540,7 @@ def test_a_memory_is_a_larger_batch(backend):
         result = run(config, batch, memory=memory, backend=backend)
         so_far = np.flatnonzero(whole.group // 3 <= k)
         want = run(VALUES["shared"], whole.take(so_far), backend=backend).value[-batch.n :]
-        assert torch.equal(result.value, want)
-        assert len(memory) == len(so_far)
+        assert torch.equal(result.value, want) and len(memory) == len(so_far)
     assert torch.equal(run(config, whole, backend=backend).value, run(VALUES["shared"], whole, backend=backend).value)
 
 
@@ -738,16 +737,13 @@ def test_copies_of_a_step_are_one_step_of_the_recursion(backend):
     assert float(cut.step_advantage[3]) == pytest.approx(a3 + g * v[3], abs=2e-6)
 
 
-def test_equal_returns_give_their_value_exactly():
+def test_equal_returns_give_their_value_exactly_and_their_rounding_is_not_blown_up():
     returns = np.full(N, 0.1, np.float32)
     for name in OF_A_GROUP:
         for backend in BACKENDS:
             result = run(EVERY[name], returns=returns, episode_return=np.ones(N), backend=backend)
             assert torch.equal(result.value, torch.full((N,), 0.1)), (name, backend)
-
-
-def test_tiny_root_mean_squares_are_rounding():
-    """γ = λ = 1 and equal returns 1: R − V̂ is 0 but for rounding, and must not be blown up."""
+    # γ = λ = 1 and equal returns 1: R − V̂ is 0 but for rounding, and must not be blown up.
     batch = BATCH.take(np.flatnonzero(np.append(np.diff(BATCH.trajectory) != 0, True)))
     for norm in ("batch", "group"):
         config = Config.gae("group", gae_lambda=1.0, gamma=1.0, step_norm=norm)
@@ -817,8 +813,7 @@ def test_fields_out_of_range(changes):
 def test_pairs_of_fields():
     refused("value='cluster' of estimator='gae' needs a partition", Config.gae, "cluster", partition="none")
     refused("step_norm='batch' goes with estimator 'gae'", Config.gigpo, step_norm="batch")
-    assert Config.gae(kernel_time=None).kernel_time is None
-    assert Config.gae(action_noise=None).action_noise is None
+    assert Config.gae(kernel_time=None).kernel_time is None and Config.gae(action_noise=None).action_noise is None
 
 
 def test_an_embedder_has_its_own_numbers_of_the_kernel_unless_they_are_given():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import make_batch
+from batches import assert_same, make_batch
 from distributed_ranks import WORLD, WRONG
 from paths import ROOT, program, python
 from refusals import refused
@@ -40,8 +40,9 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_any_split_gives_the_bits_of_one_process(found, size):
-    for wrong in of(found, f"advantage:{size}:0:4"):
+def test_any_split_gives_the_bits_of_one_process_and_labels_that_serve_a_single_controller(found, size):
+    """distributed.cluster() is cluster() of the whole; under partition exact its labels replace the fingerprints."""
+    for wrong in (*of(found, f"advantage:{size}:0:4"), *of(found, f"cluster:{size}:0:2")):
         assert wrong == []
 
 
@@ -51,13 +52,6 @@ def test_500_batches_give_the_bits_of_one_process(tmp_path):
     found = run_ranks("distributed_ranks.py", tmp_path, cases, WORLD, 900)
     for case in cases:
         assert of(found, case) == [[]] * int(case.split(":")[1])
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_labels_of_all_ranks_serve_a_single_controller(found, size):
-    """distributed.cluster() is cluster() of the whole; under partition exact its labels replace the fingerprints."""
-    for wrong in of(found, f"cluster:{size}:0:2"):
-        assert wrong == []
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -75,8 +69,7 @@ def test_a_failure_of_one_owner_is_told_to_all_and_groups_work_after_errors(foun
 def test_a_fingerprint_travels_at_most_once_and_nothing_else_is_wide(found):
     """Groups of equal size over four ranks: a quarter of each stays, the rest moves in bfloat16."""
     for straddling, at_home in of(found, "bytes:4"):
-        assert straddling[0] == 30 * 512 * 2
-        assert at_home[0] == 0
+        assert straddling[0] == 30 * 512 * 2 and at_home[0] == 0
         assert straddling[1] == at_home[1] == 40 * 8 * 8 + 8  # and the length of the head
         assert straddling[2] == at_home[2] < 2000
 
@@ -85,22 +78,28 @@ def test_a_rank_that_is_silent_or_ends_is_an_error(found, tmp_path):
     for said in of(found, "silent:4")[:-1]:
         assert said.startswith("RuntimeError: the ranks of process_group cannot reach each other")
     last = found[-1]
-    assert "silent:4" in last
-    assert "dies:4" not in last
+    assert "silent:4" in last and "dies:4" not in last
     for rank in found[:-1]:
         assert rank["dies:4"].startswith("RuntimeError: the ranks of process_group cannot reach each other")
 
 
-def test_the_plan_by_hand():
+def test_the_plan_by_hand_and_a_bad_one_is_refused():
     plan = bk.distributed.plan_owners
     assert plan([[3, 0], [0, 3]]).tolist() == [0, 1]
     # Costs 100 and 81, a mean of 90.5: both on rank 0 are more than 1.25 of that.
-    assert plan([[9, 9], [1, 0]]).tolist() == [0, 1]
-    assert plan([[8, 8, 8, 8], [1, 1, 1, 1]]).tolist() == [0, 0, 1, 1]
+    assert plan([[9, 9], [1, 0]]).tolist() == [0, 1] and plan([[8, 8, 8, 8], [1, 1, 1, 1]]).tolist() == [0, 0, 1, 1]
     # Four groups of cost 16 on three ranks: a second one is beyond 26.7 everywhere, so the last goes to the least load.
     assert plan([[4, 0, 3, 0], [0, 4, 1, 0], [0, 0, 0, 4]]).tolist() == [0, 1, 2, 0]
     assert plan([[2, 2, 2, 9]], [1.0, 1.0, 1.0, 1.0]).tolist() == [0, 0, 0, 0]
     assert plan(torch.zeros(3, 0, dtype=torch.int64)).tolist() == []
+    for held, cost, says in (
+        ([1, 2], None, "held must be counts [R, G]"),
+        ([[1.0]], None, "held must be counts [R, G]"),
+        ([[-1]], None, "held must be counts [R, G]"),
+        ([[1]], [float("nan")], "cost must be finite"),
+        ([[1]], [1.0, 2.0], "cost must have shape [N] = [1]"),
+    ):
+        refused(re.escape(says), bk.distributed.plan_owners, held, cost)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -122,17 +121,6 @@ def test_balanced_groups_stay_where_they_are(seed):
     assert np.array_equal(bk.distributed.plan_owners(held).numpy(), home)
 
 
-def test_a_bad_plan_is_refused():
-    for held, cost, says in (
-        ([1, 2], None, "held must be counts [R, G]"),
-        ([[1.0]], None, "held must be counts [R, G]"),
-        ([[-1]], None, "held must be counts [R, G]"),
-        ([[1]], [float("nan")], "cost must be finite"),
-        ([[1]], [1.0, 2.0], "cost must have shape [N] = [1]"),
-    ):
-        refused(re.escape(says), bk.distributed.plan_owners, held, cost)
-
-
 @pytest.mark.parametrize("config", [bk.Config.bipace(0.2), bk.Config.bigpo(0.2), bk.Config.bipace(0.2, "diff_peer")])
 def test_owners_without_a_process_group(config):
     """plan_owners(), cluster() on each owner, advantage() on the labels: what workers of any kind can do."""
@@ -149,9 +137,7 @@ def test_owners_without_a_process_group(config):
     want = bk.advantage(**batch.arguments(), config=config)
     exact = replace(config, partition="exact")
     got = bk.advantage(**batch.arguments(fingerprint=None, observation=labels), config=exact)
-    for name in ("advantage", "step_advantage", "episode_advantage", "returns", "cluster", "branch"):
-        assert torch.equal(getattr(got, name), getattr(want, name)), name
-    assert got.metrics() == want.metrics()
+    assert_same(got, want)
 
 
 def test_its_advantage_takes_the_arguments_of_advantage_and_needs_a_group():

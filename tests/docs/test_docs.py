@@ -1,14 +1,17 @@
-"""Documentation that cannot drift: every public name documented, defaults equal signatures, README's code runs."""
+"""Documentation that cannot drift: public names, defaults, code that runs; the site's navigation and strict build."""
 
+import importlib.util
 import inspect
+import json
 import re
 import sys
 
 import doc_blocks
 import pytest
 import torch
+import yaml
 from marks import slow
-from paths import ROOT
+from paths import ROOT, program
 from tiny_encoder import Encoder
 
 import bipace_kernels as bk
@@ -124,7 +127,7 @@ def batch(monkeypatch):
     }  # fmt: skip
 
 
-def test_the_page_on_action_keys_runs(batch):
+def test_the_pages_on_action_keys_epsilon_and_embedders_run(batch):
     tokenizers = pytest.importorskip("trained_tokenizers")
     tokenizer = tokenizers.byte_level()
     ids = torch.tensor([tokenizer.encode(text).ids[:2] for text in ("<action>go</action>", "look", "wait")])
@@ -134,9 +137,6 @@ def test_the_page_on_action_keys_runs(batch):
         "actions": batch["texts"],
     })  # fmt: skip
     assert made["result"].advantage.shape == (12,) and made["keys"].shape == (12,)
-
-
-def test_the_pages_on_epsilon_and_embedders_run(batch):
     batches = [tuple(batch[name] for name in ("hidden", "rewards", "keys", "layout"))] * 3
     made = doc_blocks.run("docs/epsilon.md", {**batch, "batches": batches})
     assert made["labels"].shape == (3, 12) and made["result"].advantage.shape == (12,)
@@ -178,8 +178,7 @@ def test_the_page_on_calibration_runs(tmp_path, monkeypatch):
 
 def test_every_op_is_listed_with_its_arguments():
     listed = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", GPU, re.MULTILINE))
-    assert listed.pop("advantage") == "..."
-    assert sorted(listed) == sorted(_ops.OPS)
+    assert listed.pop("advantage") == "..." and sorted(listed) == sorted(_ops.OPS)
     for name, arguments in listed.items():
         schema = getattr(torch.ops.bipace, name).default._schema.arguments
         positional = [a.name for a in schema if not a.kwarg_only]
@@ -199,3 +198,56 @@ def test_every_module_and_folder_of_tests_is_on_the_map():
             assert modules <= set(re.findall(r"\w+", row[1])), modules - set(re.findall(r"\w+", row[1]))
     for folder in (ROOT / "tests").iterdir():
         assert not any(folder.glob("*.py")) or f"`tests/{folder.name}/`" in text, f"no word on tests/{folder.name}/"
+
+
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+
+def places(entry):
+    """Paths of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    return [path for part in (entry.values() if isinstance(entry, dict) else entry) for path in places(part)]
+
+
+def test_every_page_is_in_the_navigation_once():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("examples/*/*.md")]
+    pages += [*ROOT.glob("bench/*.md"), *ROOT.glob("bench/truth/*.md")]
+    pages += [ROOT / "integrations/README.md", ROOT / "csrc/README.md"]
+    assert sorted(places(SITE["nav"])) == sorted(str(path.relative_to(ROOT)) for path in pages)
+
+
+def test_every_public_name_is_in_the_reference_once():
+    listed = [
+        name
+        for page in ROOT.glob("docs/reference/*.md")
+        for name in re.findall(r"^::: bk\.([\w.]+)$", page.read_text(), re.MULTILINE)
+    ]
+    assert len(listed) == len(set(listed))
+    public = {f"embedders.{name}" for name in ("Embedder", "ActorHidden", "Ngram", "Identity", "Sentence", "named")}
+    for module, prefix in ((bk, ""), (bk.hidden, "hidden."), (bk.distributed, "distributed.")):
+        things = {name: getattr(module, name) for name in module.__all__}
+        public |= {prefix + name for name, x in things.items() if inspect.isfunction(x) or inspect.isclass(x)}
+    assert set(listed) == public | {"hidden.vllm.Extraction"}
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly(tmp_path):
+    """As `make docs` builds it: no warning, and a docstring's columns are rows of a table."""
+    for name in ("mkdocs", "material", "mkdocstrings"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed (make docs)")
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    done = program(*argv, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
+    assert "WARNING" not in done.stderr
+    page = (tmp_path / "site/docs/reference/advantages.html").read_text()
+    assert "<tr><td><code>trajectory</code></td><td>[N] trajectory id, unique in the batch</td></tr>" in page
+    assert '<a href="../estimator.html">docs/estimator.md</a>' in page
+    assert (tmp_path / "site/search/search_index.js").exists()  # read by pages that are opened from a disk
+    scripts = re.findall(r'<script src="([^"]*)"', page)
+    assert "../site/iframe-worker.js" in scripts and not [one for one in scripts if "//" in one]  # offline, too
+    index = json.loads((tmp_path / "site/search/search_index.json").read_text())["docs"]
+    assert not [entry["location"] for entry in index if entry["location"].startswith(("bench/results", "CHANGELOG"))]
+    assert [entry for entry in index if entry["location"].startswith("docs/estimator.html#41-an-estimator-of-your-own")]
+    for name in ("advantage", "Config", "AdvantageResult", "metrics"):
+        assert re.search(rf'id="bipace_kernels\.[\w.]*\b{name}"', page), name

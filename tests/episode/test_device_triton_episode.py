@@ -96,7 +96,7 @@ def test_equal_returns_give_exactly_zero(device, rule):
         assert not term(device, lay, torch.full((6,), value), **rule).any()
 
 
-def test_a_group_alone_gives_the_same_bits(device):
+def test_a_group_alone_gives_the_same_bits_and_no_group_nothing(device):
     lay = ragged(31, groups=5)
     returns, rule = returns_of(31, lay), RULES[4]
     whole = term(device, lay, returns, **rule).cpu()
@@ -105,7 +105,4 @@ def test_a_group_alone_gives_the_same_bits(device):
         lengths = lay.trajectory_offsets.diff()[own].tolist()
         alone = term(device, from_lengths(lengths, [len(lengths)]), returns[own], **rule)
         assert same_bits(whole[lay.group_offsets[g] : lay.group_offsets[g + 1]], alone)
-
-
-def test_nothing(device):
     assert term(device, from_lengths([], []), torch.empty(0), **RULES[0]).shape == (0,)

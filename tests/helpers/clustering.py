@@ -31,11 +31,6 @@ def offsets_of(sizes: list[int]) -> torch.Tensor:
     return torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int64)
 
 
-def groups_of(sizes: list[int]) -> dict[str, int]:
-    """Arguments of a stage that say how many groups there are and how long the longest is."""
-    return {"n_groups": len(sizes), "longest_group": max(sizes, default=0)}
-
-
 def sample(kind: str, n: int, dim: int, seed: int) -> torch.Tensor:
     """[n, dim] float32 rows of a kind: "normal", "counts", "few" or "mixture"."""
     rng = np.random.default_rng(seed)
@@ -79,7 +74,7 @@ def _labels(
     order = torch.arange(x.shape[0]) if order is None else order
     sizes = [order.shape[0]] if sizes is None else sizes
     with threads.using(num_threads):
-        return stage(x, order, offsets_of(sizes), usable, epsilon, **groups_of(sizes), taken=None)
+        return stage(x, order, offsets_of(sizes), usable, epsilon)
 
 
 def device_sweep(
@@ -92,7 +87,7 @@ def device_sweep(
     usable, taken = (None if mask is None else mask.to(device) for mask in (usable, taken))
     there = (x.to(device), order.to(device), offsets_of(sizes).to(device), usable, epsilons)
     with sentinels():
-        found: torch.Tensor = stage("clusters").cluster_sweep(*there, **groups_of(sizes), taken=taken, **how)
+        found: torch.Tensor = stage("clusters").cluster_sweep(*there, taken=taken, **how)
     return found.cpu()
 
 

@@ -71,6 +71,10 @@ else:
             return data
 
 
+def module_of(hgpo: bool) -> Any:
+    return hgpo_ray_trainer if hgpo else ray_trainer
+
+
 def config_of(folder: Path, *overrides: str, hgpo: bool = False) -> Any:
     """The trainer's configuration as hydra makes it of the launcher's arguments."""
     name = "hgpo_trainer" if REAL and hgpo else "ppo_trainer"
@@ -156,7 +160,7 @@ class Workers:
 def trainer_of(config: Any, tokenizer: Any, batch: Any, model: Any = None, packed: bool = False) -> Any:
     """A RayPPOTrainer whose fit() trains for one step on this batch."""
     OmegaConf.set_struct(config, False)
-    module = hgpo_ray_trainer if config.algorithm.adv_estimator == "hgpo" else ray_trainer
+    module = module_of(config.algorithm.adv_estimator == "hgpo")
     cls = type("Trainer", (module.RayPPOTrainer,), {"__module__": module.__name__})
     config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu = 4
     trainer = object.__new__(cls)

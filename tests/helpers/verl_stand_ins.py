@@ -8,7 +8,13 @@ import bipace_kernels.integrations.verl.plugin  # as verl loads it
 import torch
 import torch.distributed as dist
 from bipace_kernels.integrations.verl.estimator import Bipace
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf, open_dict
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from verl.utils.torch_functional import entropy_from_logits
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
 
 import bipace_kernels as bk
 
@@ -16,9 +22,6 @@ LAYERS, DIM, VOCABULARY = 4, 32, 64
 
 
 def config(*overrides):
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", list(overrides))
@@ -56,8 +59,6 @@ class Words:
 
 
 def model():
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCABULARY, hidden_size=DIM, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
@@ -67,10 +68,6 @@ def model():
 
 
 def engine(module, monkeypatch, sp=1):
-    from verl.utils.torch_functional import entropy_from_logits
-    from verl.workers.engine import EngineRegistry
-    from verl.workers.engine.fsdp import transformer_impl
-
     cls = EngineRegistry.get_engine_cls("language_model", "fsdp")
     made = object.__new__(cls)
     made.module = module

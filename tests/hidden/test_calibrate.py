@@ -141,10 +141,8 @@ def test_all_alone_or_one_giant_does_not_qualify():
     def qualifies(**changes):
         return module._scanned(pair, {"accuracy": 1, "stderr": 0, "scan": [{**measured, **changes}]}, 0, 5).qualifies
 
-    assert not qualifies()
-    assert qualifies(alone=0.94)
-    assert not qualifies(alone=0.1, largest=0.95)
-    assert qualifies(alone=0.1, largest=0.94, clusters=5)
+    assert not qualifies() and qualifies(alone=0.94)
+    assert not qualifies(alone=0.1, largest=0.95) and qualifies(alone=0.1, largest=0.94, clusters=5)
     assert not qualifies(alone=0.1, clusters=4)
 
 
@@ -173,8 +171,7 @@ def test_a_stopped_run_goes_on(model, data, found, forwards, tmp_path):
     got = scan(model, data, out=tmp_path)
     assert 0 < done < 36
     assert sum(n for _, _, n in calls) == 36  # each distinct prompt once
-    assert got.reused >= done
-    assert got == found
+    assert got.reused >= done and got == found
     before = len(calls)
     again = scan(model, data, out=tmp_path)
     assert len(calls) == before
@@ -183,8 +180,14 @@ def test_a_stopped_run_goes_on(model, data, found, forwards, tmp_path):
     torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "states/block_5.last.npy")), *states.values())
 
 
-def test_a_full_disk_is_an_error_before_anything_is_mapped(model, data, tmp_path, monkeypatch):
+def test_files_of_states_have_their_place_on_the_disk_or_are_not_begun(model, data, tmp_path, monkeypatch):
     """A write to a page of a mapped file for which the disk has no room ends the process (SIGBUS)."""
+    path = tmp_path / "states.npy"
+    with path.open("wb") as file:
+        file.truncate(1 << 22)
+    assert path.stat().st_blocks * 512 < 1 << 22
+    _calibration_states._allocate(path)
+    assert path.stat().st_blocks * 512 >= 1 << 22
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -193,15 +196,6 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(model, data, tmp_path
     with pytest.raises(OSError, match=r"No space left on device: block_\d+\.\w+\.npy needs .* MiB for states"):
         scan(model, data, out=tmp_path)
     assert not list(tmp_path.rglob("block_*.npy"))
-
-
-def test_files_of_states_have_their_place_on_the_disk(tmp_path):
-    path = tmp_path / "states.npy"
-    with path.open("wb") as file:
-        file.truncate(1 << 22)
-    assert path.stat().st_blocks * 512 < 1 << 22
-    _calibration_states._allocate(path)
-    assert path.stat().st_blocks * 512 >= 1 << 22
 
 
 def test_other_settings_compute_what_is_missing(model, data, forwards, tmp_path):
@@ -213,12 +207,10 @@ def test_other_settings_compute_what_is_missing(model, data, forwards, tmp_path)
     assert more == scan(model, data, layers=[-4, -2], pooling="last")
     calls.clear()
     other = scan(model, data, out=tmp_path, layers=[-4, -2], pooling="last", epsilons=[0.3])
-    assert not calls
-    assert {row.epsilon for row in other.scan} == {0.3}
+    assert not calls and {row.epsilon for row in other.scan} == {0.3}
     reversed_labels = (data[0], data[1][:36][::-1] + data[1][36:])
     relabelled = scan(model, reversed_labels, out=tmp_path, layers=[-4], pooling="last")
-    assert not calls
-    assert relabelled == scan(model, reversed_labels, layers=[-4], pooling="last")
+    assert not calls and relabelled == scan(model, reversed_labels, layers=[-4], pooling="last")
     assert relabelled.scan[0].accuracy != more.scan[0].accuracy
     (tmp_path / "states/block_5.last.npy").unlink()
     assert scan(model, data, out=tmp_path, layers=[-4, -2], pooling="last") == more
@@ -234,16 +226,14 @@ def test_another_model_or_other_prompts_are_told(model, data, tmp_path):
     prompts = [[*data[0][0], 9], *data[0][1:]]
     refused("holds states of other prompts", scan, model, (prompts, data[1]), out=tmp_path, layers=[-4], pooling="last")
     anew = scan(other, data, out=tmp_path, layers=[-4], pooling="last", restart=True)
-    assert anew == scan(other, data, layers=[-4], pooling="last")
-    assert anew.reused == 0
+    assert anew == scan(other, data, layers=[-4], pooling="last") and anew.reused == 0
 
 
 def test_written_forms(found):
     content = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert len(content["scan"]) == 8 and content["choice"]["layer"] in LAYERS
     yaml = dict(line.split(": ") for line in found.yaml().splitlines()[1:])
-    assert list(yaml) == ["layer", "pooling", "epsilon"]
-    assert int(yaml["layer"]) == content["choice"]["layer"]
+    assert list(yaml) == ["layer", "pooling", "epsilon"] and int(yaml["layer"]) == content["choice"]["layer"]
     assert float(yaml["epsilon"]) == pytest.approx(found.choice.epsilon, rel=1e-5)
     text = found.markdown("x.png")
     assert f"**Chosen: {found.choice.layer}" in text and "![Heat map of the scan](x.png)" in text

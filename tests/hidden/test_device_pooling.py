@@ -120,8 +120,7 @@ def test_states_without_a_token_are_zeros(device, how):
     scores = scores_of(6, 2, 4)
     scores.key[:, 2:] = math.nan
     rows = pooled(device, hidden, Spans(batch, first, last), scores, pooling=how, normalize=True)
-    assert torch.allclose(rows[0], torch.full((8,), 8**-0.5))
-    assert torch.equal(rows[1:], torch.zeros(5, 8))
+    assert torch.allclose(rows[0], torch.full((8,), 8**-0.5)) and torch.equal(rows[1:], torch.zeros(5, 8))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -134,21 +133,16 @@ def test_bad_values_reach_the_states_that_hold_them_and_no_other(device, how, ba
     first = spans.last if how == "last" else spans.first
     holds = (spans.batch == spans.batch[1]) & (first <= 4) & (spans.last >= 4)
     assert how == "last" or holds.any()
-    assert torch.equal(rows.isfinite().all(1), ~holds)
-    assert torch.equal(rows[~holds], clean[~holds])
+    assert torch.equal(rows.isfinite().all(1), ~holds) and torch.equal(rows[~holds], clean[~holds])
 
 
-def test_a_zero_vector_stays_zero(device):
+def test_a_zero_vector_stays_zero_and_huge_values_neither_overflow_nor_vanish(device):
     hidden = torch.zeros(3, 1, 5)
     hidden[1, 0, 2], hidden[2, 0, 2] = math.nan, math.inf
     none = torch.zeros(3, dtype=torch.int64)
     for how in ("last", "mean"):
         rows = pooled(device, hidden, Spans(torch.arange(3), none, none), pooling=how, normalize=True)
-        assert torch.equal(rows[0], torch.zeros(5))
-        assert not rows[1:].isfinite().all(1).any()
-
-
-def test_huge_values_neither_overflow_nor_vanish(device):
+        assert torch.equal(rows[0], torch.zeros(5)) and not rows[1:].isfinite().all(1).any()
     for scale in (1e38, 1e-38):
         hidden = torch.full((1, 3, 4), scale)
         spans = Spans(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), torch.full((1,), 2))

@@ -4,6 +4,7 @@ block."""
 import importlib.util
 import itertools
 import random
+import sys
 
 import pytest
 import tiny_models as tm
@@ -13,6 +14,8 @@ from refusals import refused
 
 import bipace_kernels as bk
 from bipace_kernels.hidden._prompts import budget_of, cheapest, prompts_of
+from bipace_kernels.hidden.extract import _packing
+from bipace_kernels.hidden.layers import find_decoder
 
 LAYER = -8
 PACKS = importlib.util.find_spec("transformers.masking_utils") is not None
@@ -127,7 +130,15 @@ def test_positions_in_every_form(model, ids, mask):
     assert torch.equal(rows[3:5], torch.zeros(2, 48)) and distance(rows[[0, 2, 5]], want[[0, 1, 4]]) < 1e-5
 
 
-def test_nothing_behind_a_row_s_last_position_runs():
+def test_it_stops_after_the_wanted_block_and_the_last_position_of_a_row(model, ids, mask):
+    calls = Calls(model)
+    bk.hidden.extract(model, ids, mask, LAYER)
+    assert calls.blocks == [0, 1] and calls.parts == []
+    calls.blocks.clear()
+    bk.hidden.extract_layers(model, ids, mask, [2, "block 4"])
+    assert calls.blocks == [0, 1, 2, 3, 4] and calls.parts == []
+    bk.hidden.extract(model, ids, mask, -1)
+    assert calls.blocks == [0, 1, 2, 3, 4, *range(9)] and calls.parts == ["norm"]
     model, (ids, mask) = tm.make(), tm.prompts(3, side="right")
     calls = Calls(model)
     bk.hidden.extract(model, ids, mask, positions=[[0, 2], [1], [2]])
@@ -154,29 +165,20 @@ def test_rows_without_a_token_are_zeros(model, ids, mask):
     assert bk.hidden.extract(model, ids[:0], mask[:0]).shape == (0, 48)
 
 
-def test_it_stops_after_the_wanted_block(model, ids, mask):
-    calls = Calls(model)
-    bk.hidden.extract(model, ids, mask, LAYER)
-    assert calls.blocks == [0, 1]
-    assert calls.parts == []
-    calls.blocks.clear()
-    bk.hidden.extract_layers(model, ids, mask, [2, "block 4"])
-    assert calls.blocks == [0, 1, 2, 3, 4]
-    assert calls.parts == []
-    bk.hidden.extract(model, ids, mask, -1)
-    assert calls.blocks == [0, 1, 2, 3, 4, *range(9)]
-    assert calls.parts == ["norm"]
-
-
-def test_identical_prompts_run_once():
+def test_identical_prompts_run_once_and_progress_goes_to_stderr_only_when_asked(capsys, model, ids, mask):
+    bk.hidden.extract(model, ids, mask, token_budget=20)
+    assert capsys.readouterr() == ("", "")
+    bk.hidden.extract(model, ids, mask, token_budget=20, progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "hidden states" in shown.err and "100%" in shown.err
     model, (ids, mask) = tm.make(), tm.prompts(6)
     ids, mask = ids.repeat(4, 1), mask.repeat(4, 1)
     # The same prompt with other padding is the same prompt.
     shifted = torch.nn.functional.pad(ids, (0, 3)), torch.nn.functional.pad(mask, (0, 3))
     calls = Calls(model)
     rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
-    assert calls.tokens == [(6, 17)]
-    assert torch.equal(rows, rows[:6].repeat(4, 1))
+    assert calls.tokens == [(6, 17)] and torch.equal(rows, rows[:6].repeat(4, 1))
     assert torch.equal(bk.hidden.extract(model, *shifted, token_budget=10_000), rows)
     assert calls.tokens == [(6, 17)] * 2
 
@@ -187,8 +189,7 @@ def test_micro_batches_hold_the_budget_and_sort_by_length():
     lengths = [len(r) for r in lengths]
     calls = Calls(model)
     rows = bk.hidden.extract(model, ids, mask, token_budget=60)
-    assert all(r * t <= 60 for r, t in calls.tokens)
-    assert sum(r for r, _ in calls.tokens) == len(lengths)
+    assert all(r * t <= 60 for r, t in calls.tokens) and sum(r for r, _ in calls.tokens) == len(lengths)
     assert [t for _, t in calls.tokens] == sorted((t for _, t in calls.tokens), reverse=True)
     assert sum(r * t for r, t in calls.tokens) < 1.1 * sum(lengths)
     assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
@@ -222,8 +223,7 @@ def test_only_attention_that_looks_ahead_needs_a_mask():
     block, masks = model.model.layers[0], []
     block.register_forward_pre_hook(lambda _, __, given: masks.append(given["attention_mask"]), with_kwargs=True)
     rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
-    assert masks == [None]
-    assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
+    assert masks == [None] and distance(rows, tm.last_states(model, ids, mask)) < 1e-5
     model, (ids, mask) = tm.make("Gemma3", sliding_window=256), tm.prompts(6)
     model.config.use_bidirectional_attention = True
     rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
@@ -243,9 +243,6 @@ def test_packed_rows_have_no_padding():
 
 
 def test_flash_attention_packs_and_others_pad():
-    from bipace_kernels.hidden.extract import _packing
-    from bipace_kernels.hidden.layers import find_decoder
-
     decoder = find_decoder(tm.make())
     assert not _packing(decoder, None, 2)
     for name in ("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"):
@@ -254,18 +251,14 @@ def test_flash_attention_packs_and_others_pad():
         assert not _packing(decoder, False, 2)
 
 
-def test_no_gradients_and_plain_tensors(model, ids, mask):
+def test_no_gradients_plain_tensors_and_dropout_is_off_and_the_mode_comes_back(model, ids, mask):
     model.train()
     model.enable_input_require_grads()
     rows = bk.hidden.extract(model, ids, mask)
-    assert not rows.requires_grad
-    assert not rows.is_inference()
+    assert not rows.requires_grad and not rows.is_inference()
     loss = model(ids, attention_mask=mask, labels=ids).loss
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
-
-def test_dropout_is_off_and_the_mode_comes_back():
     model, (ids, mask) = tm.make(attention_dropout=0.5), tm.prompts()
     model.train()
     model.model.layers[3].eval()
@@ -307,13 +300,16 @@ def test_the_model_is_left_as_it_was_found_even_when_interrupted(where, error, m
         assert marks(model) == before
         handle.remove()
     before = marks(model)
-    assert distance(bk.hidden.extract(model, ids, mask), want) < 1e-5
-    assert marks(model) == before
+    assert distance(bk.hidden.extract(model, ids, mask), want) < 1e-5 and marks(model) == before
     assert torch.equal(model(ids, attention_mask=mask, position_ids=tm.position_ids(mask)).logits, states)
 
 
-def test_the_decoder_alone_and_models_without_a_head_serve_too(model, ids, mask):
+def test_the_decoder_alone_models_without_a_head_and_in_checkpointing_wrappers_serve_too(model, ids, mask):
     assert torch.equal(bk.hidden.extract(model.model, ids, mask), bk.hidden.extract(model, ids, mask))
+    want = tm.last_states(model, ids, mask)
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert distance(bk.hidden.extract(model, ids, mask), want) < 1e-5
 
 
 def test_peft(model, ids, mask):
@@ -322,8 +318,7 @@ def test_peft(model, ids, mask):
     model.eval()
     before = marks(model)
     rows = bk.hidden.extract(model, ids, mask)
-    assert marks(model) == before
-    assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
+    assert marks(model) == before and distance(rows, tm.last_states(model, ids, mask)) < 1e-5
     with model.disable_adapter():
         assert distance(bk.hidden.extract(model, ids, mask), rows) > 1e-3
 
@@ -335,22 +330,6 @@ def test_compiled_blocks(how, model, ids, mask):
     tm.compile_blocks(model, how)
     assert distance(bk.hidden.extract(model, ids, mask, token_budget=40), want) < 1e-5
     torch._dynamo.reset()
-
-
-def test_checkpointing_wrappers(model, ids, mask):
-    want = tm.last_states(model, ids, mask)
-    model.gradient_checkpointing_enable()
-    model.train()
-    assert distance(bk.hidden.extract(model, ids, mask), want) < 1e-5
-
-
-def test_progress_goes_to_stderr_and_only_when_asked(capsys, model, ids, mask):
-    bk.hidden.extract(model, ids, mask, token_budget=20)
-    assert capsys.readouterr() == ("", "")
-    bk.hidden.extract(model, ids, mask, token_budget=20, progress=True)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "hidden states" in shown.err and "100%" in shown.err
 
 
 def test_wrong_arguments():
@@ -411,8 +390,6 @@ def test_a_cpu_takes_few_tokens_at_a_time_and_a_gpu_many(packed):
 
 
 def test_packing_is_refused_where_prompts_would_see_each_other(monkeypatch):
-    import sys
-
     model = tm.make()
     monkeypatch.delitem(sys.modules, "transformers.masking_utils", raising=False)
     with pytest.raises(ValueError, match=r"packed needs flash attention with transformers before 4\.53"):

@@ -3,6 +3,7 @@
 import pytest
 import tiny_models as tm
 import torch
+import transformers
 from refusals import refused
 from torch import nn
 
@@ -52,25 +53,17 @@ def test_families_are_found_bare_and_as_the_model_inside(family):
     model = tm.make(family)
     for outer in (model, model.model):
         found = find_decoder(outer)
-        assert found.base is model.model
-        assert found.blocks is model.model.layers
+        assert found.base is model.model and found.blocks is model.model.layers
         assert found.norm is model.model.norm
 
 
-def test_other_decoders_are_found_by_their_structure():
-    import transformers
-
+def test_other_decoders_are_found_by_their_structure_beside_a_vision_tower_as_deep_too():
     config = transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=50)
     model = transformers.GPT2LMHeadModel(config).eval()
     ids = torch.randint(0, 50, (2, 7))
     with bk.hidden.tap(model, -2) as tapped, torch.no_grad():
         states = model(ids, output_hidden_states=True).hidden_states
     assert torch.equal(tapped.rows(), states[-2][:, -1])
-
-
-def test_text_blocks_are_told_from_a_vision_tower_as_deep():
-    import transformers
-
     text = transformers.Qwen2Config(**{k: v for k, v in tm.COMMON.items() if k != "attn_implementation"})
     blocks = {"num_hidden_layers": tm.N_BLOCKS, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64}
     vision = transformers.CLIPVisionConfig(**blocks, image_size=16, patch_size=8)
@@ -90,16 +83,11 @@ class Unknown(nn.Module):
         self.mixers = nn.ModuleList([nn.Linear(2, 2) for _ in range(blocks)])
 
 
-def test_unknown_architectures_say_what_was_looked_for_and_found():
+def test_unknown_architectures_say_what_was_looked_for_and_encoder_decoders_are_refused():
     refused(r"one torch.nn.ModuleList of num_hidden_layers = 3 .*self_attn.*mixers of 3", bk.hidden.tap, Unknown(3))
     refused(r"ModuleLists none at all", bk.hidden.tap, Unknown(0))
     refused(r"Linear has no PreTrainedModel", bk.hidden.tap, nn.Linear(2, 2), error=TypeError)
     refused(r"model must be a torch.nn.Module, .* got str", bk.hidden.tap, "Qwen/Qwen2.5-7B", error=TypeError)
-
-
-def test_encoder_decoders_are_refused():
-    import transformers
-
     config = transformers.T5Config(d_model=16, d_ff=32, num_layers=2, num_heads=2, d_kv=8, vocab_size=30)
     model = transformers.T5ForConditionalGeneration(config)
     refused("encoder-decoder T5ForConditionalGeneration", bk.hidden.tap, model)

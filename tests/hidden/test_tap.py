@@ -7,9 +7,11 @@ import weakref
 import pytest
 import tiny_models as tm
 import torch
+import transformers
 from marks import slow
 from pooling_definition import Made
 from refusals import refused
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import bipace_kernels as bk
 
@@ -151,16 +153,13 @@ def test_expect_is_for_one_forward(model, ids, mask):
     assert torch.equal(tapped.rows()[5], tapped.rows()[0])
 
 
-def test_switched_off_it_lets_forwards_pass(model, ids, mask):
+def test_switched_off_it_lets_forwards_pass_and_entered_again_it_begins_anew(model, ids, mask):
     with bk.hidden.tap(model, LAYER) as tapped, torch.no_grad():
         tapped.enabled = False
         model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
         tapped.enabled = True
         forward(model, ids, mask)
     assert torch.equal(tapped.rows(), tm.last_states(model, ids, mask))
-
-
-def test_entered_again_it_begins_anew(model, ids, mask):
     tapped = bk.hidden.tap(model, LAYER, positions=bk.hidden.last_tokens(mask))
     for _ in range(2):
         with tapped, torch.no_grad():
@@ -189,8 +188,7 @@ def test_outputs_and_gradients_are_bit_equal_with_and_without(model, ids, mask):
         found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     rows = tapped.rows(-8, "mean")
-    assert not rows.requires_grad
-    assert rows.grad_fn is None
+    assert not rows.requires_grad and rows.grad_fn is None
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -303,16 +301,13 @@ def test_peft(model, ids, mask):
 
 
 def test_checkpoint_wrapper(model, ids, mask):
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
     want = tm.last_states(model, ids, mask)
     for i, block in enumerate(model.model.layers):
         model.model.layers[i] = checkpoint_wrapper(block)
     model.train()
     with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped:
         forward(model, ids, mask, labels=ids).loss.backward()
-    assert torch.equal(tapped.rows(None, "last"), want)
-    assert tapped.rows(None, "attention").shape == (5, 48)
+    assert torch.equal(tapped.rows(None, "last"), want) and tapped.rows(None, "attention").shape == (5, 48)
 
 
 def test_wrong_arguments():
@@ -381,8 +376,6 @@ def test_asking_for_what_is_not_there(model, ids, mask):
 
 
 def test_blocks_without_the_parts_that_attention_pooling_needs():
-    import transformers
-
     config = transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=50)
     with pytest.raises(TypeError, match=r"GPT2Block, which lacks block.input_layernorm, .* use 'last'"):
         bk.hidden.tap(transformers.GPT2LMHeadModel(config), -2, pooling="attention")

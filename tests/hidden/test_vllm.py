@@ -47,7 +47,7 @@ def test_the_arguments_are_those_of_vllms_page(tmp_path):
     assert "block 16 (hidden_states[17] = [−12])" in repr(found)
 
 
-def test_wrong_arguments_are_named(tmp_path):
+def test_wrong_arguments_are_named_and_the_number_of_blocks_comes_from_a_folder(tmp_path):
     for given, message in (
         ({"layer": -1}, "layer −1 is after the final norm.*take 'block 8'"),
         ({"layer": 12}, "layer must be an index into hidden_states"),
@@ -60,9 +60,6 @@ def test_wrong_arguments_are_named(tmp_path):
         ({"timeout_s": -1}, "timeout_s must be a number of seconds of at least 0, got -1"),
     ):
         refused(message, Extraction, error=(TypeError, ValueError), **{"model": 9, "folder": tmp_path, **given})
-
-
-def test_the_number_of_blocks_comes_from_a_folder(tmp_path):
     (tmp_path / "config.json").write_text('{"text_config": {"num_hidden_layers": 12}, "num_hidden_layers": 3}')
     assert Extraction(tmp_path, tmp_path).layers == Extraction(12, tmp_path).layers
     (tmp_path / "config.json").write_text("{}")
@@ -94,23 +91,18 @@ def test_rows_are_those_of_an_early_exit(tmp_path, model_folder, include):
     refused("read\\(\\) returns one layer, but there are 3; use read_layers", found.read, outputs)
 
 
-def test_files_of_all_samples_go(tmp_path, model_folder):
+def test_files_of_all_samples_go_and_one_never_written_does_not_hold_up_the_rows(tmp_path, model_folder):
     """vLLM only reports the path of one sample of a request, but each of them has written a file."""
     found = Extraction(model_folder, tmp_path, keep=False)
     llm = engine.LLM(str(model_folder), **found.engine_arguments())
     outputs = llm.generate([{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": [5, 6, 9]}], engine.SamplingParams(n=3))
     engine.write(tmp_path / "0_another.safetensors", states(2), [5, 6], lock=False)
-    assert len(names(tmp_path)) == 13
-    assert found.read(outputs).shape == (2, 48)
+    assert len(names(tmp_path)) == 13 and found.read(outputs).shape == (2, 48)
     assert names(tmp_path) == ["0_another.safetensors"]
-
-
-def test_a_sample_that_was_never_written_does_not_hold_up_the_rows(tmp_path):
     path = tmp_path / "1_7.safetensors"
     engine.write(path, states(2), [5, 6])
     rows = Extraction(9, tmp_path, keep=False, timeout_s=0.02).read([engine.output(path, [5, 6], n=2)])
-    assert torch.equal(rows, states(2)[-1:, 0])
-    assert names(tmp_path) == []
+    assert torch.equal(rows, states(2)[-1:, 0]) and names(tmp_path) == ["0_another.safetensors"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -122,8 +114,7 @@ def test_bits_and_files(tmp_path, dtype, keep):
         engine.write(path, state, range(len(state)))
     found = Extraction(9, tmp_path, keep=keep)
     rows = found.read([engine.output(paths[i], range(len(stored[i]))) for i in (2, 0, 2, 1)])
-    assert rows.dtype == dtype
-    assert torch.equal(rows, torch.stack([stored[i][-1, 0] for i in (2, 0, 2, 1)]))
+    assert rows.dtype == dtype and torch.equal(rows, torch.stack([stored[i][-1, 0] for i in (2, 0, 2, 1)]))
     assert len(names(tmp_path)) == (6 if keep else 0)
     if keep:
         as_dicts = [vars(engine.output(path)) for path in paths]
@@ -143,8 +134,7 @@ def test_only_the_row_is_read(tmp_path):
 
     before = bytes_read()
     found.read_layers([path], [2000])
-    assert bytes_read() - before < 64 << 10
-    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert bytes_read() - before < 64 << 10 and str(path) not in Path("/proc/self/maps").read_text()
 
 
 def test_waits_for_what_is_being_written(tmp_path):
@@ -159,7 +149,7 @@ def test_waits_for_what_is_being_written(tmp_path):
     assert torch.equal(Extraction(9, tmp_path, timeout_s=20).read([path]), stored[-1:, 0])
 
 
-def test_a_locked_file_is_not_read_though_it_is_whole(tmp_path):
+def test_a_locked_file_is_not_read_though_it_is_whole_and_without_locks_the_size_tells(tmp_path):
     path = tmp_path / "0.safetensors"
     held = engine.locked(path)
     engine.write(path, states(4), range(4), lock=False)
@@ -169,9 +159,6 @@ def test_a_locked_file_is_not_read_though_it_is_whole(tmp_path):
     assert list(found.follow()) == []
     os.close(held)
     assert len(list(found.follow())) == 1
-
-
-def test_without_locks_the_size_tells(tmp_path):
     whole, path = tmp_path / "whole", tmp_path / "0.safetensors"
     engine.write(whole, states(4), range(4), lock=False)
     data = whole.read_bytes()
@@ -194,8 +181,7 @@ def test_a_failed_call_removes_nothing(tmp_path):
         found.read([good, lost])
     assert "0.safetensors" in names(tmp_path)
     engine.write(lost, states(3), range(3))
-    assert found.read([good, lost]).shape == (2, 24)
-    assert names(tmp_path) == []
+    assert found.read([good, lost]).shape == (2, 24) and names(tmp_path) == []
 
 
 @pytest.mark.parametrize("how", ["absolute", "dots", "link", "link into it"])
@@ -251,8 +237,7 @@ def test_hostile_headers_are_refused(tmp_path):
         with pytest.raises(ValueError, match="must be a safetensors file of vLLM's connector: hidden_states") as caught:
             Extraction(9, tmp_path, timeout_s=0).read([path])
         unread = len(header) > bk.hidden.vllm.LONGEST_HEADER  # parsing millions of dimensions would take a minute
-        assert (f"a header of {len(header)} bytes" in str(caught.value)) == unread
-        assert len(str(caught.value)) < 1000
+        assert (f"a header of {len(header)} bytes" in str(caught.value)) == unread and len(str(caught.value)) < 1000
 
 
 def test_files_that_do_not_fit_are_named(tmp_path):

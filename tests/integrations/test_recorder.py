@@ -20,6 +20,7 @@ from cli_runs import unpack
 from refusals import refused
 from trained_tokenizers import byte_level
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 from verl_agent_harness import config_of, rollout, trainer_of
 from verl_stand_ins import Words, of
 
@@ -69,8 +70,6 @@ def read(folder, update=0):
 
 def inspected(path, folder):
     """The page of `bipace report --html` for a recorded file."""
-    from typer.testing import CliRunner
-
     options = ["--epsilons", "0.25", "--no-similar", "--html", "--on-invalid", "singleton"]
     done = CliRunner().invoke(app, ["report", str(path), "--out", str(folder), *options])
     assert done.exit_code == 0, done.output
@@ -147,22 +146,19 @@ def test_why_gae_gave_a_step_its_advantage_is_recorded(tmp_path, share):
     assert columns["neighbours"] == [[place[j] for j in of_row] for of_row in near]
 
 
-def test_padding_and_copies_are_left_out_and_groups_stay_whole(monkeypatch):
+def test_padding_and_copies_are_left_out_groups_stay_whole_and_long_texts_are_cut(monkeypatch, tmp_path):
     valid = torch.tensor([True, True, True, False, True])
     assert shown(*IDS.values(), valid).tolist() == [0, 1, 2, 4]
     again = {name: torch.cat([column, column[:2]]) for name, column in IDS.items()}
     assert shown(*again.values()).tolist() == [0, 1, 2, 3, 4]
-    monkeypatch.setattr(_recorder, "RECORDS", 4)
-    assert shown(*IDS.values()).tolist() == [0, 1, 2]
-    monkeypatch.setattr(_recorder, "RECORDS", 1)
-    assert shown(*IDS.values()).tolist() == [0, 1, 2], "a file is never without a group"
-
-
-def test_long_texts_are_cut_and_broken_ones_are_readable(tmp_path):
     recorder = Recorder(str(tmp_path), 1)
     recorder.expect(0, lambda rows: (["x" * 20_000, "\ud800", 3, "d", "e"], ACTIONS))
     recorder.write(RECORDS, result_of(), bk.Config.gigpo())
     assert [len(text) for text in read(tmp_path)["observation"][:3]] == [10_000, 1, 1]
+    monkeypatch.setattr(_recorder, "RECORDS", 4)
+    assert shown(*IDS.values()).tolist() == [0, 1, 2]
+    monkeypatch.setattr(_recorder, "RECORDS", 1)
+    assert shown(*IDS.values()).tolist() == [0, 1, 2], "a file is never without a group"
 
 
 def test_every_n_updates_and_the_newest_files_stay(tmp_path, monkeypatch):
@@ -171,8 +167,7 @@ def test_every_n_updates_and_the_newest_files_stay(tmp_path, monkeypatch):
     recorder._began -= 1e6  # a run that is long enough for any cost
     for update in range(0, 30, 3):
         record(recorder, update)
-    assert updates(tmp_path) == [12, 18, 24]
-    assert not list(tmp_path.glob("*.begun"))
+    assert updates(tmp_path) == [12, 18, 24] and not list(tmp_path.glob("*.begun"))
 
 
 def test_recording_takes_at_most_one_percent_of_the_run(tmp_path):

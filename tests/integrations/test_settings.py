@@ -59,7 +59,7 @@ assert "| `luck_noise` | `0.25` |" in tables["config"] and "bipace_luck_noise" i
 """
 
 
-def test_a_field_of_the_table_is_a_setting_everywhere(tmp_path):
+def test_a_field_of_the_table_is_a_setting_everywhere_unless_it_says_so_and_the_page_holds_the_tables(tmp_path):
     """Config, Trinity-RFT, ms-swift, verl-agent, verl and TRL where they are installed, the program, and the page."""
     unneeded = shutil.ignore_patterns("__pycache__", "csrc")
     package = shutil.copytree(ROOT / "bipace_kernels", tmp_path / "bipace_kernels", ignore=unneeded)
@@ -69,14 +69,8 @@ def test_a_field_of_the_table_is_a_setting_everywhere(tmp_path):
     path.write_text(path.read_text() + FIELD)
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests/helpers")])}
     program(sys.executable, "-c", READ, tmp_path, env=environment, cwd=tmp_path)
-
-
-def test_the_page_holds_the_tables():
     page = settings_page.PAGE.read_text()
     assert settings_page.written(page) == page, "python tests/helpers/settings_page.py writes it anew"
-
-
-def test_every_field_of_the_table_is_a_setting_of_trainers_unless_it_says_so():
     rows = settings_of(Fields)
     assert {name for name, row in rows.items() if row.trainer is not ABSENT} | set(
         settings_page.settings_of(settings_page.OwnFields)

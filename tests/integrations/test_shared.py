@@ -84,8 +84,7 @@ def test_keys_of_tool_calls_in_text(tokenizer, one_token):
     assert begun == [True, False, True]  # TRL lists no call that it cannot read
     none = keys("no tool", tag)  # and where there are none, as action_tag has it
     wanted = keys("no tool", tag, mode="action_tag")
-    assert torch.equal(none["action_key"], wanted["action_key"])
-    assert none["action_parsed"].tolist() == [False, True]
+    assert torch.equal(none["action_key"], wanted["action_key"]) and none["action_parsed"].tolist() == [False, True]
 
 
 @pytest.mark.parametrize("row_per_step", [False, True])
@@ -101,8 +100,7 @@ def test_an_answer_ends_its_rollout(tokenizer, row_per_step):
         trajectory=[0] * b, place=list(range(b)), valid=torch.ones(b, dtype=torch.bool),
     )  # fmt: skip
     records = given.records(States(Settings.of({"method": "gae"})), tokenizer, none)
-    assert records["step"].tolist() == [0, 1, 2]
-    assert records["action_parsed"].tolist() == [True, False, True]
+    assert records["step"].tolist() == [0, 1, 2] and records["action_parsed"].tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("mode", ["action_tag", "text"])
@@ -142,7 +140,7 @@ def rows_with(mask, valid=None, **extra):
     return RolloutRows(mask=mask, extra=extra, **given, **names)
 
 
-def test_entries_per_turn():
+def test_entries_per_turn_and_those_of_other_turns():
     for rows, wanted in (
         ([["a", "b"], ["c"], [], None], ["a", "b", "c", "", "", ""]),
         ([("a", "b"), "word", ["d", "e"], ["x"]], ["a", "b", "word", "d", "", ""]),
@@ -151,9 +149,6 @@ def test_entries_per_turn():
     ):
         rows = rows_with(*TURNS, observation=rows).fitted(States(Settings()))
         assert rows.extra["observation"] == wanted and not rows.scores.isnan().any()
-
-
-def test_entries_that_are_not_those_of_the_turns():
     for rows, message in (
         ([["a"], "c", [], None], "row 0 has 1 for 2 turns"),
         (["word", "c", [], None], "row 0 has 1 for 2 turns"),
@@ -543,5 +538,4 @@ def test_a_step_s_advantage_stands_on_its_tokens_alone(mask):
     wanted = torch.zeros(mask.shape)
     for value, b, start, stop in zip(advantage, turns.row, turns.start, turns.stop, strict=True):
         wanted[b, start:stop] = value
-    assert torch.equal(turns.spread(advantage), wanted)
-    assert torch.equal(turns.spread(advantage) != 0, mask != 0)
+    assert torch.equal(turns.spread(advantage), wanted) and torch.equal(turns.spread(advantage) != 0, mask != 0)

@@ -194,8 +194,7 @@ def test_advantages_are_the_estimator_s(train, settings, config, options):
     turns = [sample.rollout_infos["num_turns"] for sample in batches[0][0]]
     assert len(set(turns)) > 1
     for (_, _, grpo, _, _), wanted in zip(batches, by_hand(batches, config), strict=True):
-        assert torch.equal(grpo.advantages, wanted)
-        assert wanted.unique().numel() > 3
+        assert torch.equal(grpo.advantages, wanted) and wanted.unique().numel() > 3
     logged = trainer.state.log_history[0]
     assert ("bipace/embedder/actor_hidden" in logged) == config.needs_fingerprint and "bipace/mean_advantage" in logged
 
@@ -204,8 +203,7 @@ def test_the_plugin_of_the_page_trains(train):
     (plugin,) = [block.code for block in doc_blocks.blocks("docs/swift.md", "python") if not block.fragment]
     trainer, batches = train(plugin_text=plugin)
     settings = trainer._bipace.settings
-    assert (settings.method, settings.layer, settings.gamma) == ("gae", -8, 0.95)
-    assert batches[0][2].advantages.any()
+    assert (settings.method, settings.layer, settings.gamma) == ("gae", -8, 0.95) and batches[0][2].advantages.any()
 
 
 def test_the_steps_of_a_run_are_recorded(train, tmp_path):
@@ -279,5 +277,4 @@ def test_an_epsilon_that_was_chosen_is_in_the_checkpoint(train, tmp_path):
     assert f'"epsilon": {trainer._bipace.epsilon}' in file.read_text()
     resumed = {**GYM, "resume_from_checkpoint": file.parent, "max_steps": 2, "save_strategy": "no"}
     again, _ = train(method="bigpo", epsilon="auto", options=resumed)
-    assert again._bipace.epsilon == trainer._bipace.epsilon
-    assert again.state.global_step == 2
+    assert again._bipace.epsilon == trainer._bipace.epsilon and again.state.global_step == 2

@@ -185,8 +185,7 @@ def test_a_set_goes_on_where_it_was_interrupted(language, small, tmp_path, monke
     assert sorted(set(found.group)) == [0, 1] and len(set(found.trajectory)) == 8
     assert (np.isfinite(found.value_a) == (rank < 1)).all() and (batch.measured == (rank < 1)).all()
     assert sorted(found.hidden) == [2, 4, 5] and np.isfinite(found.hidden[5]).all()
-    assert (np.isfinite(found.hidden[2]).all(axis=1) == (rank < 2)).all()
-    assert found.gradient.any(axis=1).all()
+    assert (np.isfinite(found.hidden[2]).all(axis=1) == (rank < 2)).all() and found.gradient.any(axis=1).all()
     rows = [row for row in truth_rows.table() if row.name in truth_rows.BASELINES]
     result = truth_measures.measure(path, rows, [2])
     cosines = [of["cosine"].cosine() for of in result.measures.values() if "cosine" in of]

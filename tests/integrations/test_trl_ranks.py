@@ -65,15 +65,9 @@ def test_advantages_are_those_of_one_process(ranks):
     log = ranks[0]["auto"]["log"][0]  # metrics are over both
     rows = first["turns"] + second["turns"]
     assert log["bipace/mean_cluster_size"] * log["bipace/cluster_count"] == pytest.approx(rows)
-
-
-def test_an_epsilon_that_follows_is_the_same_on_both(ranks):
     found = [[log["bipace/epsilon"] for log in rank["follow"]["log"]] for rank in ranks]
     assert found[0] == found[1]
     compare(ranks, "follow", *(bk.Config.bipace(epsilon, **SINGLETON) for epsilon in found[0]))
-
-
-def test_tapped_forwards_and_the_root_mean_square_of_gae_over_both(ranks):
     compare(ranks, "tapped", bk.Config.bigpo(**SINGLETON))
     compare(ranks, "gae", bk.Config.gae(**SINGLETON))
 
@@ -87,16 +81,13 @@ def test_batches_before_are_in_the_memory_of_the_first_process(ranks):
         assert torch.equal(again["output"]["advantages"], rank["memory"]["batches"][1]["output"]["advantages"])
 
 
-def test_rewards_that_one_process_s_rollouts_lack_set_its_rows_aside(ranks):
+def test_rewards_that_one_process_lacks_set_its_rows_aside_and_where_one_fails_all_do(ranks):
     """As rows without them in one process: a reward of its own kind would be compared with those of steps."""
     for first, second in zip(*(rank["partly"]["batches"] for rank in ranks), strict=True):
         assert first["output"]["advantages"].any() and not second["output"]["advantages"].any()
         turns = first["turns"] + second["turns"]
     for rank in ranks:
         assert rank["partly"]["log"][-1]["bipace/invalid_row_fraction"] == pytest.approx(second["turns"] / turns)
-
-
-def test_where_one_process_fails_all_do(ranks):
     for rank in ranks:
         assert rank["failing"]["error"].startswith("rank 1: step_rewards must have one entry per turn of the model")
 

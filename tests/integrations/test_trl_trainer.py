@@ -449,7 +449,7 @@ def config(**options):
     return BiPACEGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
 
 
-def test_settings_that_are_wrong():
+def test_settings_that_are_wrong_a_layer_that_the_model_lacks_and_a_plain_config(tmp_path):
     for options, message in (
         ({"bipace_metod": "gae"}, "has no argument 'bipace_metod'; did you mean 'bipace_method'"),
         ({"bipace_method": "ppo"}, "bipace_method must be one of grpo, gigpo"),
@@ -459,6 +459,12 @@ def test_settings_that_are_wrong():
         ({"num_generations": 1}, "GRPO requires at least 2 generations"),
     ):
         refused(message, config, error=(ValueError, TypeError), **options)
+    with pytest.raises(ValueError, match=r"bipace_layer must be an index into hidden_states, −9 to −1 .* got -20"):
+        tt.make_trainer(tmp_path, bipace_layer=-20)
+    args = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[])
+    data = Dataset.from_dict({"prompt": tt.PROMPTS})
+    with pytest.raises(TypeError, match="args must be a BiPACEGRPOConfig, got GRPOConfig"):
+        tt.BiPACEGRPOTrainer(tt.make_model(), [tt.reward], args, train_dataset=data, processing_class=tt.TOKENIZER)
 
 
 def test_scale_rewards_decides_the_episode_norm():
@@ -471,15 +477,6 @@ def test_scale_rewards_decides_the_episode_norm():
     assert config(scale_rewards="batch", bipace_method="grpo").settings.method == "grpo"
     for other in (config, partial(published, bipace_episode_weight=0.0)):  # no episode term
         assert other(scale_rewards="batch").settings.config().episode_weight == 0
-
-
-def test_a_layer_that_the_model_lacks_and_a_plain_config(tmp_path):
-    with pytest.raises(ValueError, match=r"bipace_layer must be an index into hidden_states, −9 to −1 .* got -20"):
-        tt.make_trainer(tmp_path, bipace_layer=-20)
-    args = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[])
-    data = Dataset.from_dict({"prompt": tt.PROMPTS})
-    with pytest.raises(TypeError, match="args must be a BiPACEGRPOConfig, got GRPOConfig"):
-        tt.BiPACEGRPOTrainer(tt.make_model(), [tt.reward], args, train_dataset=data, processing_class=tt.TOKENIZER)
 
 
 def test_what_a_rollout_func_gives_wrongly(tmp_path):

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 import torch
 from bipace_kernels.integrations import _turns
-from bipace_kernels.integrations.verl import driver_v0
+from bipace_kernels.integrations.verl import driver_v0, plugin
 from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace, estimate, settings_of
 from marks import slow
+from paper_runs import RUNS
 from paths import program
 from refusals import refused
+from verl import DataProto
+from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.v1 import get_trainer_cls
 from verl_stand_ins import Words, config, default, of, run_of
 
 import bipace_kernels as bk
@@ -76,8 +81,6 @@ def test_our_files_may_be_imported_before_verl_s(installed, first):
 
 
 def test_a_release_without_a_part_still_trains(monkeypatch):
-    from bipace_kernels.integrations.verl import plugin
-
     def missing(name):
         raise ImportError("cannot import name 'register_adv_est'")
 
@@ -86,24 +89,13 @@ def test_a_release_without_a_part_still_trains(monkeypatch):
         plugin.load("verl.trainer.ppo.core_algos", "ours")
 
 
-# The paper's table of script-level settings: G, layer, ε.
-PAPER = {
-    "alfworld_7b": (8, -8, 0.10),
-    "alfworld_1_5b": (8, -12, 0.05),
-    "webshop_7b": (12, -8, 0.10),
-    "webshop_1_5b": (12, -12, 0.06),
-    "textcraft_7b": (12, -8, 0.10),
-    "textcraft_1_5b": (12, -12, 0.10),
-}
-
-
-@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize("name", RUNS)
 def test_the_paper_s_runs_are_configurations(name):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*is not available")  # Hydra's, of a path in SEARCH
         cfg = config(SEARCH, f"+bipace={name}")
-    settings = settings_of(cfg.algorithm)
-    assert (cfg.actor_rollout_ref.rollout.n, settings.layer, settings.epsilon) == PAPER[name]
+    settings, (*_, size, _, layer, epsilon) = settings_of(cfg.algorithm), RUNS[name]
+    assert (cfg.actor_rollout_ref.rollout.n, settings.layer, settings.epsilon) == (size, layer, epsilon)
     assert cfg.algorithm.adv_estimator == "bipace"
     assert (settings.method, settings.estimator) == ("bipace", "q_style")
     assert (settings.gamma, settings.step_weight) == (0.95, 1.0)
@@ -130,16 +122,12 @@ def test_settings_say_what_is_wrong_by_verl_s_names(changes, settings, message):
     refused(message, of, changes, **settings)
 
 
-def test_a_method_of_one_s_own(tmp_path):
+def test_gamma_and_lambda_are_bipace_s_own_then_the_trainer_s_then_the_paper_s(tmp_path):
     (tmp_path / "mine.py").write_text("import bipace_kernels as bk\nMINE = bk.Config.gae('group', gae_lambda=0.2)\n")
     assert of(method=f"{tmp_path}/mine.py:MINE").settings.config().gae_lambda == 0.2
-
-
-def test_gamma_and_lambda_are_bipace_s_own_then_the_trainer_s_then_the_paper_s():
     own = [("algorithm.gamma", 0.9)]
     assert settings_of(default().algorithm).gamma == of().settings.gamma == 0.95
-    assert of(own).settings.gamma == 0.9
-    assert of(own, gamma=1.0).settings.gamma == 1.0
+    assert of(own).settings.gamma == 0.9 and of(own, gamma=1.0).settings.gamma == 1.0
     own = [("algorithm.lam", 0.9)]
     assert of(method="gae").settings.config().gae_lambda == bk.Config.gae().gae_lambda
     assert of(own, method="gae").settings.config().gae_lambda == 0.9
@@ -170,8 +158,6 @@ class Driver:
 
 def batch(rows, **extra):
     """A DataProto of rows (uid, prompt, [(response, written by the model)], reward), as RayPPOTrainer has it."""
-    from verl import DataProto
-
     p = max(len(prompt) for _, prompt, _, _ in rows)
     t = max(sum(len(text) for text, _ in parts) for _, _, parts, _ in rows)
     b = len(rows)
@@ -210,8 +196,6 @@ BYTES = bk.TokenBytes(torch.arange(257), torch.arange(256, dtype=torch.uint8))  
 @pytest.fixture
 def advantages(monkeypatch):
     """verl's compute_advantage(), as the driver calls it: advantages and returns [B, T]."""
-    from verl.trainer.ppo import ray_trainer
-
     monkeypatch.setattr(_turns, "_byte_table", lambda tokenizer, size: BYTES)
 
     def call(bipace, data, hidden=None):
@@ -419,8 +403,6 @@ def test_states_follow_their_rows_and_those_of_another_batch_are_refused(advanta
     data.non_tensor_batch[driver_v0.ROW] = np.arange(4, dtype=object)
     order = torch.tensor([2, 0, 3, 1])
     data.reorder(order)
-    from verl.trainer.ppo import ray_trainer
-
     driver_v0._trainer.bipace_hidden = dict(enumerate(hidden))
     got = ray_trainer.compute_advantage(data, "bipace", num_repeat=2, config=None).batch["advantages"]
     assert torch.equal(got, wanted[order])
@@ -482,14 +464,9 @@ def test_the_v1_trainer_asks_for_states_beside_the_log_probs_and_sends_none_on(m
     assert (metrics.get("bipace/prompts") == 2) == (way != "grpo") == hasattr(made, "found")
 
 
-def test_a_trainer_that_hands_nothing_over():
+def test_a_trainer_that_hands_nothing_over_and_other_estimators_are_verl_s_own(monkeypatch):
     with pytest.raises(RuntimeError, match=r"use one of trainer\.v1\.trainer_mode, .*trainer_v1\.Trainer before your"):
         estimate(torch.zeros(1, 1), torch.ones(1, 1), config=None, index=None)
-
-
-def test_other_estimators_are_verl_s_own(monkeypatch):
-    from verl.trainer.ppo import ray_trainer
-
     stock = ray_trainer.compute_advantage.__wrapped__
     got = ray_trainer.compute_advantage(batch(MULTI), "grpo", num_repeat=2, config=None)
     wanted = stock(batch(MULTI), "grpo", num_repeat=2, config=None)
@@ -519,9 +496,6 @@ def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path, caplog)
 @pytest.fixture(params=[(version, mode) for version in ("v0", "v1") for mode in ("auto", "resume_path")], ids="-".join)
 def trainer(tmp_path, request):
     """Trainers with these settings whose workers save nothing, past all but the methods of their checkpoints."""
-    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
     version, mode = request.param
     changes = [
         ("trainer.default_local_dir", str(tmp_path)), ("trainer.resume_mode", mode),

@@ -16,23 +16,14 @@ from bipace_kernels.integrations.verl_agent import Settings, attach, launch as l
 from bipace_kernels.integrations.verl_agent.batch import HIDDEN, HIDDEN_IDS, IDS, mark, write_advantages
 from bipace_kernels.integrations.verl_agent.capture import log_prob
 from omegaconf import OmegaConf
+from paper_runs import RUNS
 from paths import program
 from refusals import refused
 from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
 from transformers import PreTrainedTokenizerFast
 from verl import DataProto
-from verl_agent_harness import (
-    FORK,
-    REAL,
-    Workers,
-    config_of,
-    hgpo_ray_trainer,
-    ray_trainer,
-    rollout,
-    tiny_model,
-    trainer_of,
-)
+from verl_agent_harness import FORK, REAL, Workers, config_of, module_of, ray_trainer, rollout, tiny_model, trainer_of
 
 import bipace_kernels as bk
 
@@ -57,7 +48,7 @@ def ready(tokenizer):
     def make(seed, settings, hgpo=False, penalty=0.1, copies=0):
         rng = np.random.default_rng(seed)
         batch = rollout(seed, tokenizer)
-        core = hgpo_ray_trainer.core_hgpo if hgpo else ray_trainer.core_gigpo
+        core = module_of(hgpo).core_hgpo if hgpo else ray_trainer.core_gigpo
         batch.batch["step_rewards"] = core.compute_step_discounted_returns(batch=batch, gamma=0.95)
         mark(batch, settings)
         if copies:
@@ -82,10 +73,9 @@ def clone(batch):
 def own_advantages(batch, config):
     """verl-agent's function on the rows of the batch that are no copies; [N, T] with each copy given its row's."""
     hgpo = config.algorithm.adv_estimator == "hgpo"
-    module = hgpo_ray_trainer if hgpo else ray_trainer
     names = ("mode", "length_weight_alpha", "base_group") if hgpo else ()
     hgpo_own = {f"hgpo_{name}": config.algorithm.hgpo[name] for name in names}
-    out = module.compute_advantage(
+    out = module_of(hgpo).compute_advantage(
         clone(batch), adv_estimator=config.algorithm.adv_estimator, gamma=config.algorithm.gamma,
         step_advantage_w=config.algorithm.gigpo.step_advantage_w, gigpo_mode=config.algorithm.gigpo.mode,
         history_length=config.env.history_length, **hgpo_own,
@@ -184,8 +174,7 @@ def test_off_means_that_nothing_is_touched(tmp_path, tokenizer):
     attach(type(trainer), Settings.of(config))
     assert type(trainer).fit is fit
     trainer.fit()
-    assert seen[0][:2] == before
-    assert not [key for key in seen[0][2] if "bipace" in key]
+    assert seen[0][:2] == before and not [key for key in seen[0][2] if "bipace" in key]
 
 
 @pytest.mark.parametrize("estimator", ["q_style", "counterfactual"])
@@ -458,8 +447,7 @@ def test_workers_give_the_hidden_state_of_the_last_prompt_token(tmp_path, tokeni
     assert (got - wanted).abs().max() <= (2e-2 if REAL else 1e-5) * wanted.abs().max()
     assert torch.equal(out.batch[HIDDEN_IDS], batch.batch[IDS])
     assert torch.equal(out.batch["old_log_probs"], plain) and out.batch["old_log_probs"].dtype == plain.dtype
-    assert out.batch[HIDDEN].dtype == states.dtype
-    assert "_forward_micro_batch" not in vars(workers.worker.actor)
+    assert out.batch[HIDDEN].dtype == states.dtype and "_forward_micro_batch" not in vars(workers.worker.actor)
     batch.meta_info["is_lora"] = True
     model.disable_adapter = contextlib.nullcontext
     assert HIDDEN not in workers.worker.compute_log_prob(batch).batch, "the reference's forward is not the policy's"
@@ -557,8 +545,7 @@ def test_fit_trains_on_bipace_s_advantages(tmp_path, tokenizer, packed, monkeypa
     torch.testing.assert_close(seen.batch["advantages"], wanted, atol=2e-6, rtol=0)
     assert 1 < len(term.cluster.unique()) < len(first)
     metrics = logged[0] if REAL else trainer.metrics
-    assert metrics["bipace/cluster_count"] == len(term.cluster.unique())
-    assert "critic/advantages/mean" in metrics
+    assert metrics["bipace/cluster_count"] == len(term.cluster.unique()) and "critic/advantages/mean" in metrics
 
 
 def test_fit_of_hgpo(tmp_path, tokenizer):
@@ -589,16 +576,6 @@ def test_a_verl_agent_without_a_part_is_told_by_name(monkeypatch, name):
         attach(ray_trainer.RayPPOTrainer, ON)
 
 
-# Tables "run-settings" and "hparams" of the paper, typed from it:
-# model, GPUs, TP, steps, G, horizon, layer, ε
-RUNS = {
-    "alfworld_7b": ("Qwen2.5-7B", 4, 2, 150, 8, 50, -8, 0.10),
-    "alfworld_1_5b": ("Qwen2.5-1.5B", 2, 1, 200, 8, 50, -12, 0.05),
-    "webshop_7b": ("Qwen2.5-7B", 4, 2, 150, 12, 15, -8, 0.10),
-    "webshop_1_5b": ("Qwen2.5-1.5B", 2, 1, 200, 12, 15, -12, 0.06),
-    "textcraft_7b": ("Qwen2.5-7B", 4, 2, 50, 12, 70, -8, 0.10),
-    "textcraft_1_5b": ("Qwen2.5-1.5B", 4, 1, 100, 12, 70, -12, 0.10),
-}
 SHARED = {
     "algorithm.adv_estimator": "gigpo", "algorithm.gamma": 0.95, "algorithm.gigpo.bisim_grouping": True,
     "algorithm.gigpo.bisim_embedder": "actor_hidden", "algorithm.gigpo.cacb_enabled": True,
@@ -691,8 +668,7 @@ def test_the_launcher_runs_verl_agent_s_main(tmp_path, monkeypatch, on):
     launcher.main(["--config-name", "ppo_trainer", "algorithm.adv_estimator=gigpo", "env.rollout.n=8", *arguments])
     config, used = entry.ran[0]
     assert config.algorithm.gigpo.bisim_grouping is on
-    assert config.algorithm.gigpo.bisim_eps == (0.2 if on else None)
-    assert (used is fit) is not on
+    assert config.algorithm.gigpo.bisim_eps == (0.2 if on else None) and (used is fit) is not on
     assert bool(installed) is on
     assert config.env.max_steps == 77  # of the user's own folder
     del sys.modules["entry_of_test"]

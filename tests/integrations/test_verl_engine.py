@@ -12,13 +12,20 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from bipace_kernels.integrations._rollout_rows import RolloutRows, numbered
+from bipace_kernels.integrations.verl import driver_v0
+from bipace_kernels.integrations.verl.engine import labels_of
 from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace
 from marks import slow
 from refusals import refused
 from spawned import spawn
+from transformers.masking_utils import create_causal_mask
+from verl import DataProto
+from verl.trainer.ppo import ray_trainer
+from verl.utils import tensordict_utils as tu
+from verl.utils.ulysses import set_ulysses_sequence_parallel_group
+from verl.workers.utils.padding import left_right_2_no_padding
 from verl_stand_ins import VOCABULARY, engine, model, run_of
-
-import bipace_kernels as bk
 
 # Row by row: tokens of the prompt, and the response's mask.  Two turns; one; none (truncated); one, behind tool tokens.
 ROWS = [(5, [1, 1, 0, 0, 1]), (3, [1, 1, 1]), (4, [0, 0]), (2, [0, 1, 1, 0, 0, 1, 1])]
@@ -33,7 +40,6 @@ def sequences():
 
 def batch_v1(**settings):
     """What TransferQueue gives a worker: everything jagged."""
-    from verl.utils import tensordict_utils as tu
 
     def jagged(rows):
         return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
@@ -68,9 +74,6 @@ def padded():
 
 def batch_v0(**settings):
     """What RayPPOTrainer sends: made packed rows of by verl's own function."""
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.utils.padding import left_right_2_no_padding
-
     return left_right_2_no_padding(tu.get_tensordict(padded(), {**SETTINGS, **settings}))
 
 
@@ -151,8 +154,7 @@ def test_training_forwards_keep_nothing(group, monkeypatch):
         return sum(row.sum() for row in model_output["log_probs"].unbind()), {}
 
     out = made.forward_backward_batch(data, loss, forward_only=False)["model_output"]
-    assert list(out) == ["log_probs"]
-    assert module.lm_head.weight.grad is not None
+    assert list(out) == ["log_probs"] and module.lm_head.weight.grad is not None
 
 
 def test_wrong_use_names_the_setting(group, monkeypatch):
@@ -171,11 +173,6 @@ def test_wrong_use_names_the_setting(group, monkeypatch):
 
 @pytest.mark.parametrize("bypass", [False, True])
 def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass):
-    from bipace_kernels.integrations.verl import driver_v0
-    from verl import DataProto
-    from verl.trainer.ppo import ray_trainer
-    from verl.utils import tensordict_utils as tu
-
     module = model()
     made = engine(module, monkeypatch)
     asked = []
@@ -192,7 +189,6 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
     trainer.config = run_of(changes, embedder="actor_hidden", layer=-2, epsilon=0.5, action_key_mode="first_n")
     trainer.bipace, trainer.bipace_hidden, trainer.tokenizer = Bipace(trainer.config), {}, None
     trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=compute_log_prob, world_size=1)
-    monkeypatch.setattr(driver_v0, "_trainer", trainer)
     monkeypatch.setattr(trainer, "_get_dp_size", lambda *_: 2, raising=False)
 
     def balanced():
@@ -202,43 +198,26 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
         return batch
 
     data = balanced()
-    moved = data.non_tensor_batch["bipace_row"].astype(int)
-    moved = (moved - moved.min()).tolist()
+    numbers = data.non_tensor_batch["bipace_row"].astype(int)
+    moved = (numbers - numbers.min()).tolist()
     assert sorted(moved) == [0, 1, 2, 3]
     if not bypass:
         data = data.union(trainer._compute_old_log_prob(data)[0])
         assert trainer.actor_rollout_wg.compute_log_prob is compute_log_prob
-    data.batch["token_level_scores"] = torch.zeros_like(data.batch["response_mask"], dtype=torch.float32)
-    data.batch["token_level_scores"][:, 1] = torch.tensor([1.0, 0.0, 3.0, -1.0])[moved]
-    data.batch["token_level_rewards"] = data.batch["token_level_scores"]
-    data = ray_trainer.compute_advantage(data, "bipace", num_repeat=2, config=trainer.config.algorithm)
+    states = trainer.states_of(data)
     assert len(asked) == 1 and NAME in asked[0]
     with torch.no_grad():
-        states = torch.cat(expected(module, -2))
-    tokens = [row[p : p + len(m)] for row, (p, m) in zip(sequences(), ROWS, strict=True)]
-    ids = [tokens[0][:2], tokens[0][4:5], tokens[1], tokens[2][:0], tokens[3][1:3], tokens[3][5:7]]
-    keys, _ = bk.action_keys(ids, mode="first_n")
-    # The reward's token stands in the first turn of each row; the reward comes with the last turn.
-    result = bk.advantage(
-        [0, 0, 0, 1, 1, 1], [0, 0, 1, 2, 3, 3], [0, 1.0, 0, 3.0, 0, -1.0], fingerprint=states, action_key=keys,
-        config=bk.Config.bipace(0.5),
-    )  # fmt: skip
-    got = data.batch["advantages"][torch.argsort(torch.tensor(moved))]
-    spans = [(0, 0, 2), (0, 4, 5), (1, 0, 3), (3, 1, 3), (3, 5, 7)]
-    wanted = torch.zeros_like(got)
-    for (row, a, b), value in zip(spans, result.advantage[[0, 1, 2, 4, 5]], strict=True):
-        wanted[row, a:b] = value
-    torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
+        wanted = expected(module, -2)
+    for mine, row in zip(states, moved, strict=True):
+        torch.testing.assert_close(mine, wanted[row], atol=1e-6, rtol=0)
     assert issubclass(ray_trainer.RayPPOTrainer, driver_v0.Trainer)
 
     # States of a batch that never came to its advantages are not those of the next one, whose forward gives none.
     stale, fresh = balanced(), balanced()
-    fresh.batch["token_level_rewards"] = torch.zeros_like(fresh.batch["response_mask"], dtype=torch.float32)
     trainer.bipace.bypass = False
     trainer._compute_old_log_prob(stale)
     assert trainer.bipace_hidden
-    with pytest.raises(ValueError, match="holds states of 4 rows, but the batch has 4 and their row numbers"):
-        ray_trainer.compute_advantage(fresh, "bipace", num_repeat=2, config=trainer.config.algorithm)
+    refused("holds states of 4 rows, but the batch has 4 and their row numbers", trainer.states_of, fresh)
 
 
 def _slice(rank, folder):
@@ -246,8 +225,6 @@ def _slice(rank, folder):
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), "2"
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        from verl.utils.ulysses import set_ulysses_sequence_parallel_group
-
         set_ulysses_sequence_parallel_group(dist.group.WORLD)
         module = model()
         wanted = expected(module, -2)
@@ -276,8 +253,6 @@ def gather_and_slice(module, rank):
         stock = block.forward
 
         def sliced(hidden, *args, stock=stock, position_ids=None, position_embeddings=None, attention_mask=None, **kw):
-            from transformers.masking_utils import create_causal_mask
-
             full, ids = whole(hidden, 1), whole(position_ids, 1)
             none = {"attention_mask": None, "past_key_values": None}
             mask = create_causal_mask(config=module.config, inputs_embeds=full, position_ids=ids, **none)
@@ -320,9 +295,6 @@ def _shuffled_batch(generator):
 
 
 def _cluster(rank, folder, ranks):
-    from bipace_kernels.integrations._rollout_rows import RolloutRows, numbered
-    from bipace_kernels.integrations.verl.engine import labels_of
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store{ranks}", rank=rank, world_size=ranks)
     generator = torch.Generator().manual_seed(ranks)

@@ -18,6 +18,7 @@ import bipace_kernels as bk
 pytest.importorskip("transfer_queue")
 import tiny_trl as tt
 from bipace_kernels.integrations.verl.estimator import HIDDEN, IDS, LABELS
+from datasets import Dataset
 from paths import HELPERS
 from verl_stand_ins import advantages_of
 
@@ -29,8 +30,6 @@ TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}{% if add_gen
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """A folder with a model, its tokenizer, prompts, and a reward."""
-    from datasets import Dataset
-
     folder = tmp_path_factory.mktemp("start")
     model = tt.make_model()
     model.lm_head.weight.data *= 40  # it knows what it wants: actions come again

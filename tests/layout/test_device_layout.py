@@ -17,8 +17,7 @@ def test_ids_on_the_device_give_the_layout_of_the_same_ids_on_the_host(device):
     mask = torch.ones(BATCH.n, dtype=torch.bool, device=device)
     for got in (bk.layout(group, trajectory, step), bk.layout(group.int(), trajectory, step, mask)):
         for name in TENSORS:
-            assert torch.equal(getattr(got, name), getattr(want, name))
-            assert getattr(got, name).device.type == "cpu"
+            assert torch.equal(getattr(got, name), getattr(want, name)) and getattr(got, name).device.type == "cpu"
     there = want.on(device)
     assert there is want.on(group.device)
     for name in (*TENSORS, "trajectory_of_record", "source"):
@@ -30,8 +29,7 @@ def test_ids_on_the_device_give_the_layout_of_the_same_ids_on_the_host(device):
 def test_trajectory_ids_come_back_where_the_ids_are(device):
     group, rollout = torch.tensor([1, 0, 1, 0], device=device), torch.tensor([7, 7, 3, 7], device=device)
     ids = bk.trajectory_ids(group, rollout)
-    assert ids.device == group.device
-    assert ids.tolist() == [2, 0, 1, 0]
+    assert ids.device == group.device and ids.tolist() == [2, 0, 1, 0]
 
 
 @pytest.mark.gpu

@@ -47,28 +47,22 @@ def expected(values):
 
 def codes(values):
     out = number_objects(values)
-    assert out.dtype == torch.int64
-    assert out.ndim == 1
+    assert out.dtype == torch.int64 and out.ndim == 1
     return out.tolist()
 
 
-def test_first_appearance():
+def test_first_appearance_and_python_s_equality():
     assert codes(["b", "a", "b", "c", "a"]) == [0, 1, 0, 2, 1]
-    assert codes(("x", b"x", "x", b"x")) == [0, 1, 0, 1]
-    assert codes([]) == []
+    assert codes(("x", b"x", "x", b"x")) == [0, 1, 0, 1] and codes([]) == []
     assert codes([None, "", b"", None, ()]) == [0, 1, 2, 0, 3]
     assert codes(np.array([b"b", b"a", b"b"])) == codes(np.array(["b", "a", "b"])) == [0, 1, 0]
     assert codes(np.array(["b", None, 3, "b"], dtype=object)) == [0, 1, 2, 0]
-
-
-def test_python_equality():
     assert codes([1, 1.0, True, "1", Decimal(1), 2, np.int64(2), np.float32(2)]) == [0, 0, 0, 1, 0, 2, 2, 2]
     assert codes([2**70, 2.0**70, -(2**70)]) == [0, 0, 1]
     assert codes([("a", 1), ("a", 1.0), frozenset({1}), frozenset({True})]) == [0, 0, 1, 1]
     nan = float("nan")
     assert codes([nan, nan, float("nan")]) == [0, 0, 1]  # dict's rule: the same object, or equal
-    assert codes([0.0, -0.0]) == [0, 0]
-    assert codes(["a", Folded("A"), "A"]) == [0, 0, 1]
+    assert codes([0.0, -0.0]) == [0, 0] and codes(["a", Folded("A"), "A"]) == [0, 0, 1]
 
 
 def test_texts_of_every_width():
@@ -131,8 +125,7 @@ def test_integer_arrays_are_codes_already():
     assert codes(np.array([True, False])) == [1, 0]
     big = np.array([2**64 - 1, 2**63, 2**64 - 1], dtype=np.uint64)
     out = codes(big)
-    assert out[0] == out[2] != out[1]
-    assert codes(torch.tensor([5, -1, 5], dtype=torch.int32)) == [5, -1, 5]
+    assert out[0] == out[2] != out[1] and codes(torch.tensor([5, -1, 5], dtype=torch.int32)) == [5, -1, 5]
     assert codes(torch.tensor([True, False])) == [1, 0]
     source = torch.tensor([1, 2])
     array = np.array([1, 2])
@@ -145,8 +138,7 @@ def test_rows_by_their_bytes():
     images = np.zeros((5, 4, 3, 2), dtype=np.uint8)
     images[1, 3, 2, 1] = 1
     images[4, 3, 2, 1] = 1
-    assert codes(images) == [0, 1, 0, 0, 1]
-    assert codes(torch.from_numpy(images)) == [0, 1, 0, 0, 1]
+    assert codes(images) == [0, 1, 0, 0, 1] and codes(torch.from_numpy(images)) == [0, 1, 0, 0, 1]
     assert codes(torch.from_numpy(images).permute(0, 3, 1, 2)) == [0, 1, 0, 0, 1]
     assert codes(images[::2]) == [0, 0, 1]
     assert codes(np.array([[0.0], [-0.0], [np.nan], [np.nan], [0.0]])) == [0, 1, 2, 2, 0]
@@ -242,7 +234,7 @@ def test_not_a_sequence(values):
         refused("observation must be a list or array with", call, error=TypeError)
 
 
-def test_arrays_without_an_axis_or_meaningful_bytes():
+def test_arrays_without_an_axis_or_meaningful_bytes_and_a_column_like_pandas():
     with pytest.raises(TypeError, match=r"observation\[1\] must hold numbers or text"):
         number_objects(["a", np.array(["a", None], dtype=object)])
     with pytest.raises(TypeError, match=r"observation must not be .*padding bytes are undefined"):
@@ -252,14 +244,11 @@ def test_arrays_without_an_axis_or_meaningful_bytes():
     for value in (np.array(3), torch.tensor(3), np.array("a")):
         refused("observation must have a first axis", number_objects, value)
 
-
-def test_pandas_like_column():
     class Column:
         def __array__(self, dtype=None, copy=None):
             return np.array(["b", "a", "b"], dtype=object)
 
-    assert codes(Column()) == [0, 1, 0]
-    assert ids_to_int(Column(), "group")[0].tolist() == [0, 1, 0]
+    assert codes(Column()) == [0, 1, 0] and ids_to_int(Column(), "group")[0].tolist() == [0, 1, 0]
 
 
 class Colour(IntEnum):
@@ -288,16 +277,14 @@ def test_ids():
         ([("a", None), ("a", 1.0), ("a", None)], [0, 1, 0], False),
     ):
         ids, is_numeric = ids_to_int(values, "group")
-        assert ids.dtype == torch.int64
-        assert (ids.tolist(), is_numeric) == (want, numeric)
+        assert ids.dtype == torch.int64 and (ids.tolist(), is_numeric) == (want, numeric)
 
 
 def test_uuid_ids():
     names = [str(uuid.UUID(int=k)) for k in (9, 3, 9, 1)]
     for values in (names, np.array(names), np.array(names, dtype=object), [uuid.UUID(n) for n in names]):
         ids, numeric = ids_to_int(values, "group")
-        assert ids.tolist() == [0, 1, 0, 2]
-        assert not numeric
+        assert ids.tolist() == [0, 1, 0, 2] and not numeric
 
 
 def test_bad_ids():

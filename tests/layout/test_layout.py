@@ -15,21 +15,14 @@ import bipace_kernels as bk
 
 def test_processing_order_and_offsets():
     lay = bk.layout(group=[1, 0, 0, 1, 0], trajectory=[5, 9, 3, 5, 9], step=[1, 7, 0, 0, 2])
-    assert lay.order.tolist() == [2, 4, 1, 3, 0]
-    assert lay.group_offsets.tolist() == [0, 3, 5]
+    assert lay.order.tolist() == [2, 4, 1, 3, 0] and lay.group_offsets.tolist() == [0, 3, 5]
     assert lay.trajectory_offsets.tolist() == [0, 1, 3, 5]
-    assert lay.group_trajectories.tolist() == [0, 2, 3]
-    assert lay.step.tolist() == [0, 2, 7, 0, 1]
+    assert lay.group_trajectories.tolist() == [0, 2, 3] and lay.step.tolist() == [0, 2, 7, 0, 1]
     assert (lay.n_rows, lay.n_records, lay.n_groups, lay.n_trajectories, lay.longest_group) == (5, 5, 2, 3, 3)
-    assert lay.n_duplicates == 0
-    assert lay.first is None
+    assert lay.n_duplicates == 0 and lay.first is None
     assert "n_groups=2" in repr(lay)
-
-
-def test_without_steps_the_row_order_is_the_time_order():
     lay = bk.layout([0, 0, 0], [1, 0, 1])
-    assert lay.order.tolist() == [1, 0, 2]
-    assert lay.time().tolist() == [0, 0, 1]
+    assert lay.order.tolist() == [1, 0, 2] and lay.time().tolist() == [0, 0, 1]
 
 
 def test_other_ids_are_numbered_by_first_appearance_and_integers_sorted():
@@ -49,8 +42,7 @@ def test_other_ids_are_numbered_by_first_appearance_and_integers_sorted():
 def test_trajectory_ids():
     assert bk.trajectory_ids([1, 0, 1, 0], [7, 7, 3, 7]).tolist() == [2, 0, 1, 0]
     ids = bk.trajectory_ids(["a", "a", "b"], [0, 1, 0])
-    assert ids.unique().numel() == 3
-    assert bk.trajectory_ids([], []).shape == (0,)
+    assert ids.unique().numel() == 3 and bk.trajectory_ids([], []).shape == (0,)
     refused("rollout must have one entry per row", bk.trajectory_ids, [1, 2], [1])
 
 
@@ -71,7 +63,7 @@ def test_is_a_stable_sort_by_group_trajectory_step_row(rows):
     assert part.order.tolist() == [i for i, k in zip(expected, keep.tolist(), strict=True) if k]
 
 
-def test_on_a_device_everything_is_there_once():
+def test_on_a_device_everything_is_there_once_and_nothing_of_it_is_pickled():
     lay = bk.layout([1, 0, 0, 1, 0], [5, 9, 3, 5, 9], step=[1, 7, 0, 0, 2], valid=[True, True, True, False, True])
     there = lay.on("cpu")
     assert lay.on(torch.device("cpu")) is there, "the second call copies nothing"
@@ -79,19 +71,13 @@ def test_on_a_device_everything_is_there_once():
         assert getattr(there, name) is getattr(lay, name)
     for name in ("n_rows", "n_records", "n_groups", "n_trajectories", "longest_group"):
         assert getattr(there, name) == getattr(lay, name)
-    assert there.longest_trajectory == 2
-    assert there.trajectory_of_record.tolist() == [0, 1, 1, 2]
-    assert there.source.tolist() == [3, 2, 0, -1, 1]
-    assert there.first is None
-
-
-def test_nothing_of_a_device_is_pickled():
+    assert there.longest_trajectory == 2 and there.trajectory_of_record.tolist() == [0, 1, 1, 2]
+    assert there.source.tolist() == [3, 2, 0, -1, 1] and there.first is None
     lay = bk.layout([0, 0, 0], [0, 0, 0], [0, 0, 1])
     lay.on("cpu")
     lay.once()
     again = pickle.loads(pickle.dumps(lay))
-    assert not again._kept
-    assert again.once().source().tolist() == [0, 0, 1]
+    assert not again._kept and again.once().source().tolist() == [0, 0, 1]
     assert pickle.loads(pickle.dumps(lay.once())).on("cpu").source.tolist() == [0, 0, 1]
 
 
@@ -104,8 +90,7 @@ def test_a_layout_of_once_gives_copies_their_records_results(backend):
     want = bk.advantage(**ids, **given)
     got = bk.advantage(layout=bk.layout(**ids).once(), **given)
     assert got.cluster.tolist() == want.cluster.tolist() == [0, 0, 1, 0, 0]
-    assert torch.equal(got.advantage, want.advantage)
-    assert got.advantage[3] == got.advantage[4] != 0
+    assert torch.equal(got.advantage, want.advantage) and got.advantage[3] == got.advantage[4] != 0
 
 
 def test_no_records():
@@ -119,16 +104,13 @@ def test_no_records():
 def test_copies_point_to_their_first_row():
     lay = bk.layout([0] * 6, [0, 0, 0, 1, 0, 0], step=[0, 1, 1, 1, 0, 9], valid=[True] * 5 + [False])
     once = lay.once()
-    assert lay.once() is once
-    assert once.once() is once
+    assert lay.once() is once and once.once() is once
     assert (once.n_rows, once.n_records, once.n_duplicates) == (6, 3, 0)
-    assert once.order.tolist() == [0, 1, 3]
-    assert once.source().tolist() == [0, 1, 1, 2, 0, -1]
+    assert once.order.tolist() == [0, 1, 3] and once.source().tolist() == [0, 1, 1, 2, 0, -1]
     assert once.on("cpu").source is once.source()
     assert lay.source().tolist() == [0, 2, 3, 4, 1, -1], "where copies count, each row has its own record"
     lay = bk.layout([0] * 5, [0, 0, 0, 1, 0], step=[0, 1, 1, 1, 0])
-    assert lay.order.tolist() == [0, 4, 1, 2, 3]
-    assert lay.first.tolist() == [0, 0, 2, 2, 4]
+    assert lay.order.tolist() == [0, 4, 1, 2, 3] and lay.first.tolist() == [0, 0, 2, 2, 4]
     assert lay.n_duplicates == 2
 
 
@@ -161,8 +143,7 @@ class Labelled:
 def test_labels_of_rows_do_not_matter_beside_padding():
     group, trajectory, valid = [0, 0, 0, 1, 1, 1], [0, 0, 1, 2, 2, 3], [True] * 5 + [False]
     lay = bk.layout(Labelled(group), Labelled(trajectory), valid=valid)
-    assert lay.order.tolist() == [0, 1, 2, 3, 4]
-    assert lay.trajectory_offsets.tolist() == [0, 2, 3, 5]
+    assert lay.order.tolist() == [0, 1, 2, 3, 4] and lay.trajectory_offsets.tolist() == [0, 2, 3, 5]
 
 
 @pytest.mark.parametrize("array", [np.asarray, torch.tensor])
@@ -170,8 +151,7 @@ def test_a_layout_owns_its_data(array):
     step, valid = array([0, 1, 2, 3]), array([True, True, True, False])
     lay = bk.layout([0] * 4, [0] * 4, step, valid=valid)
     step[:], valid[:] = 9, False
-    assert lay.step.tolist() == [0, 1, 2]
-    assert lay.valid.tolist() == [True, True, True, False]
+    assert lay.step.tolist() == [0, 1, 2] and lay.valid.tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("name", ["group_offsets", "trajectory_offsets", "group_trajectories", "order"])

@@ -168,7 +168,7 @@ def test_choose_epsilon_refuses():
         refused(words, bk.choose_epsilon, **{"fingerprint": x, "group": group, **changes})
 
 
-def test_metrics_do_not_change_with_the_callers_keys():
+def test_metrics_do_not_change_with_the_callers_keys_and_the_mask_of_bad_states_is_checked():
     keys, parsed = torch.tensor([0, 0, 1, 1]), torch.tensor([True] * 4)
     config = bk.Config.gigpo()
     given = {"rewards": [1.0, 0.0, 0.0, 1.0], "observation": ["a"] * 4, "action_key": keys, "action_parsed": parsed}
@@ -177,9 +177,6 @@ def test_metrics_do_not_change_with_the_callers_keys():
     keys.zero_()
     parsed.zero_()
     assert result.metrics() == before
-
-
-def test_the_mask_of_bad_states_is_checked():
     result = bk.advantage(config=CONFIGS["bipace"], **make_batch(0).arguments())
     n = len(result.advantage)
     want = result.with_bad_states(torch.arange(n) == 0).metrics()["bipace/invalid_row_fraction"]

@@ -18,6 +18,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import bipace_kernels  # noqa: F401  registers the ops
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 LIMIT = 20  # seconds of a call
@@ -29,8 +33,6 @@ WORDS = ("", "x", "none", "std", "mean", "q_style", "batch", "group", "text", "f
 
 def mutated(value: Any, rng: random.Random) -> Any:
     """Another value for an argument."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return mutated_tensor(value, rng)
     if isinstance(value, bool):
@@ -47,8 +49,6 @@ def mutated(value: Any, rng: random.Random) -> Any:
 
 
 def mutated_tensor(value: Any, rng: random.Random) -> Any:
-    import torch
-
     kind = rng.randrange(16)
     if kind == 0:
         return None
@@ -84,7 +84,7 @@ def mutated_tensor(value: Any, rng: random.Random) -> Any:
 
 def calls(seed: int, first: int, number: int) -> Any:
     """(number, name, args, kwargs) of each call: it depends on seed and number only."""
-    from op_cases import OPS, op_cases
+    from op_cases import OPS, op_cases  # in the folder that was just added to the path
 
     cases = {name: op_cases(name, "cpu") for name in OPS}
     for k in range(first, first + number):
@@ -104,10 +104,6 @@ def calls(seed: int, first: int, number: int) -> Any:
 
 def make_calls(number: int, seed: int, first: int, place: str) -> int:
     """The child: writes the number of each call to `place` before it is made."""
-    import torch
-
-    import bipace_kernels  # noqa: F401  registers the ops
-
     torch.set_num_threads(1)
     faulthandler.enable()
     outcomes: Counter[str] = Counter()

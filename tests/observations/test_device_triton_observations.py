@@ -20,8 +20,8 @@ TILE = 128  # records: one or two programs, compared with one or two tiles at a 
 def exact(device, lay, codes, taken=None):
     with sentinels():
         return observations.cluster_exact(
-            unaligned(codes.to(device)), lay.group_offsets.to(device), n_groups=lay.n_groups,
-            longest_group=lay.longest_group, taken=None if taken is None else unaligned(taken.to(device)),
+            unaligned(codes.to(device)), lay.group_offsets.to(device),
+            taken=None if taken is None else unaligned(taken.to(device)),
         )  # fmt: skip
 
 
@@ -29,8 +29,7 @@ def history(device, lay, codes, depth, *, with_step=True, taken=None):
     with sentinels():
         return observations.cluster_history(
             unaligned(codes.to(device)), unaligned(lay.step.to(device)) if with_step else None,
-            lay.trajectory_offsets.to(device), lay.group_offsets.to(device), depth, n_trajectories=lay.n_trajectories,
-            n_groups=lay.n_groups, longest_group=lay.longest_group,
+            lay.trajectory_offsets.to(device), lay.group_offsets.to(device), depth,
             taken=None if taken is None else unaligned(taken.to(device)),
         )  # fmt: skip
 
@@ -93,11 +92,9 @@ def test_records_set_aside_change_nothing_for_the_others(device, seed):
     taken = ~gone[lay.trajectory_of_record()]
     rest = lay.restrict(taken)
     got = exact(device, lay, codes, taken).cpu()
-    assert same_bits(got[taken], exact(device, rest, codes[taken]))
-    assert bool((got[~taken] == -1).all())
+    assert same_bits(got[taken], exact(device, rest, codes[taken])) and bool((got[~taken] == -1).all())
     got = history(device, lay, codes, 3, taken=taken).cpu()
-    assert same_bits(got[:, taken], history(device, rest, codes[taken], 3))
-    assert bool((got[:, ~taken] == -1).all())
+    assert same_bits(got[:, taken], history(device, rest, codes[taken], 3)) and bool((got[:, ~taken] == -1).all())
     none = torch.zeros_like(taken)
     assert bool((exact(device, lay, codes, none) == -1).all())
     assert bool((history(device, lay, codes, 3, taken=none) == -1).all())
@@ -105,5 +102,4 @@ def test_records_set_aside_change_nothing_for_the_others(device, seed):
 
 def test_nothing(device):
     lay, none = from_lengths([], []), torch.empty(0, dtype=torch.int64)
-    assert exact(device, lay, none).shape == (0,)
-    assert history(device, lay, none, 3).shape == (3, 0)
+    assert exact(device, lay, none).shape == (0,) and history(device, lay, none, 3).shape == (3, 0)

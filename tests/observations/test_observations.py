@@ -33,5 +33,4 @@ def test_labels_are_those_of_the_reference(lengths, name):
     columns = {"group_offsets": groups, "trajectory_offsets": trajectories, "step": step}
     records = Records(torch.device("cpu"), *counts, **columns)
     native, wanted = ((b.cluster_exact(records, codes), b.cluster_history(records, codes, 3)) for b in OBSERVATIONS)
-    assert torch.equal(native[0], wanted[0])
-    assert torch.equal(native[1], wanted[1])
+    assert torch.equal(native[0], wanted[0]) and torch.equal(native[1], wanted[1])

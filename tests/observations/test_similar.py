@@ -136,11 +136,10 @@ def test_ratio_equals_difflib_hypothesis(a, b, times_a, times_b):
 def test_equal_texts_have_ratio_one(unit, times, tail):
     """The shortcut for equal texts rests on this: popular elements never break the diagonal."""
     text = unit * times + "z" * tail
-    assert SequenceMatcher(None, text, str(text)).ratio() == 1.0
-    assert has_ratio(text, text, 1.0)
+    assert SequenceMatcher(None, text, str(text)).ratio() == 1.0 and has_ratio(text, text, 1.0)
 
 
-def test_golden_ratios():
+def test_golden_ratios_and_first_fit():
     assert has_ratio("", "", 1.0)
     assert has_ratio("", "a", 0.0) and has_ratio("a", "", 0.0)
     assert has_ratio("abcd", "bcde", 0.75)  # 2 · 3 / 8
@@ -150,16 +149,12 @@ def test_golden_ratios():
     # ... and not over the first mismatch, where 199 elements would match nearly everything.
     assert has_ratio("b" + "a" * 199, "c" + "a" * 199, 0.0)
     assert has_ratio("b" + "a" * 198, "c" + "a" * 198, 2 * 198 / 398)
-
-
-def test_first_fit_golden():
     # Ratios with ten letters are tenths: 1 joins 0 (0.9); 2 is 0.8 to 0 and 0.9 to 1, which founded nothing, so it
     # seeds a cluster; 3 is 0.9 to both first members and joins the oldest; the second group starts again.
     texts = ["abcdefghij", "abcdefghiX", "abcdefghYX", "abcdefghYj", "abcdefghij", "zzz", "", ""]
     for backend in (reference, cpu):
         labels = backend.cluster_similar(texts, offsets(4, 4), 0.9)
-        assert labels.tolist() == [0, 0, 1, 0, 2, 3, 4, 4]
-        assert labels.dtype == torch.int64
+        assert labels.tolist() == [0, 0, 1, 0, 2, 3, 4, 4] and labels.dtype == torch.int64
 
 
 @pytest.mark.parametrize("similarity", [1e-9, 0.3, 0.5, 0.6, 2 / 3, 0.8, 0.9, 0.95, 0.99, 1.0])
@@ -188,7 +183,7 @@ def test_labels_equal_reference_at_rational_thresholds(groups, p, q):
     assert cpu.cluster_similar(texts, bounds, similarity).tolist() == want.tolist()
 
 
-def test_one_group_alone_is_the_group_in_a_batch():
+def test_one_group_alone_is_the_group_in_a_batch_and_nothing_subclasses_and_what_is_no_text():
     rng = random.Random(11)
     groups = [[observation(rng, 60) for _ in range(12)] for _ in range(5)]
     together = cpu.cluster_similar(list(itertools.chain(*groups)), offsets(*[12] * 5), 0.6)
@@ -196,9 +191,6 @@ def test_one_group_alone_is_the_group_in_a_batch():
         alone = cpu.cluster_similar(group, offsets(12), 0.6)
         inside = together[12 * k : 12 * k + 12]
         assert (inside - inside.min()).tolist() == alone.tolist()
-
-
-def test_nothing_subclasses_and_what_is_no_text():
     for backend in (reference, cpu):
         for none in (offsets(), offsets(0, 0)):
             assert backend.cluster_similar([], none, 0.95).shape == (0,)

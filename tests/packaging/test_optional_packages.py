@@ -1,12 +1,17 @@
 """A plain installation has torch and NumPy: the estimator works, and what needs more names the extra."""
 
 import ast
+import contextlib
+import importlib.metadata
 import json
 import re
 import sys
 
 import pytest
+from cli_runs import record, write
 from marks import slow
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from paths import ROOT, program
 
 import bipace_kernels as bk
@@ -33,9 +38,9 @@ def run(code, *blocked, cwd=ROOT):
     return program(sys.executable, "-c", code, status=None, cwd=cwd, env=env)
 
 
-def command(*words, blocked):
+def command(*words, blocked, **how):
     """The program `bipace` in such a process."""
-    return run(f"from bipace_cli import main\nmain({[str(word) for word in words]!r})", *blocked)
+    return run(f"from bipace_cli import main\nmain({[str(word) for word in words]!r})", *blocked, **how)
 
 
 def sentence(done):
@@ -98,8 +103,7 @@ print(json.dumps(found))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found.pop("error") == needs("the sentence embedder", "sentence-transformers", "sentence")
-    assert len(found) == 10
-    assert found["cpu bipace"] == [0, 1, 0, 1]
+    assert len(found) == 10 and found["cpu bipace"] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("words", [["info"], slow(["--help"]), slow([])])
@@ -112,8 +116,7 @@ def test_the_program_without_its_packages(words):
 def test_modules_that_are_programs(module, subject):
     code = f"import runpy, sys\nsys.argv = ['program']\nrunpy.run_module({module!r}, None, '__main__', alter_sys=True)"
     said = sentence(run(code, *EVERYTHING))
-    assert said.startswith(f"{subject} needs the package ")
-    assert said.endswith('pip install "bipace-kernels[cli]"')
+    assert said.startswith(f"{subject} needs the package ") and said.endswith('pip install "bipace-kernels[cli]"')
 
 
 @pytest.mark.slow
@@ -144,14 +147,50 @@ def test_a_package_that_is_there_and_broken_says_why(monkeypatch, tmp_path):
     assert not isinstance(error.value, optional.MissingPackageError)
 
 
-def test_every_command_runs_with_the_programs_extra_alone(tmp_path):
-    """Or, as calibrate, whose model needs more, says in one sentence what to install; `truth` without its sets."""
-    others = ("tqdm", "transformers", "tokenizers", "sentence_transformers", "pandas", "xxhash", "yaml")
-    report = ("report", SAMPLE, "--out", tmp_path / "report", "--no-similar", "--epsilons", "0.25", "--html")
-    for words in (["bench", "ngrams", "--quick", "--out", tmp_path / "bench"], ["info"], report):
-        done = command(*words, blocked=others)
-        assert done.returncode == 0, done.stderr
-    calibrate = command("calibrate", tmp_path, tmp_path / "prompts.jsonl", "--out", tmp_path / "c", blocked=others)
+def only_cli():
+    """Modules of this environment that `pip install .[cli]` does not bring."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    extras = project["optional-dependencies"]
+    wanted = [Requirement(text) for text in (*project["dependencies"], *extras["cli"][1:], *extras["parquet"])]
+    have = set()
+    while wanted:
+        one = wanted.pop()
+        name = canonicalize_name(one.name)
+        if name not in have and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            have.add(name)
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                wanted += map(Requirement, importlib.metadata.requires(name) or ())
+    found = importlib.metadata.packages_distributions()
+    others = [name for name, of in found.items() if not have & set(map(canonicalize_name, of))]
+    return [name for name in others if not name.startswith(("bipace", "_"))]
+
+
+COMMANDS = (
+    "info",
+    "bench ngrams --quick --out OUT/bench",
+    "advantage DATA --out OUT/a.parquet --preset gae",
+    "report DATA --out OUT/report --html --no-similar --epsilons 0.25",
+    "truth --estimator mine.py:MINE --sets model0 --only GRPO --rollouts 2 --out OUT/truth",
+)
+
+
+@pytest.mark.parametrize("line", COMMANDS, ids=lambda line: line.split()[0])
+def test_every_command_runs_with_only_the_packages_of_cli(line, tmp_path):
+    (tmp_path / "mine.py").write_text("import bipace_kernels as bk\nMINE = bk.Config.gae('group')\n")
+    rows = [record(i, t, f"s{t}", "go", float(i == t)) for i in range(3) for t in range(3)]
+    data, refused = write(tmp_path / "rollouts.jsonl", rows), only_cli()
+    assert {"pytest", "tqdm", "transformers"} & set(refused) and "torch" not in refused
+    words = line.replace("DATA", str(data)).replace("OUT", str(tmp_path / "out")).split()
+    done = command(*words, blocked=refused, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_needs_more_than_the_programs_extra_says_what_to_install(tmp_path):
+    """`truth` without its sets runs."""
+    blocked = only_cli()
+    calibrate = command("calibrate", tmp_path, tmp_path / "prompts.jsonl", "--out", tmp_path / "c", blocked=blocked)
     assert sentence(calibrate) == needs("bipace calibrate", "transformers", "hidden")
-    done = run("from bench.truth import run\nassert run([], 1) == []", *others)
+    done = run("from bench.truth import run\nassert run([], 1) == []", *blocked)
     assert done.returncode == 0, done.stderr

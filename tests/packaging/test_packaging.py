@@ -45,8 +45,7 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     tops = {name.split("/")[0] for name in names}
     assert len(tops) == 3
     assert tops - {"bipace_kernels", "bipace_cli"} == {"-".join(wheel.name.split("-")[:2]) + ".dist-info"}
-    assert "bipace_kernels/py.typed" in names
-    assert "bipace_kernels/integrations/__init__.py" in names
+    assert "bipace_kernels/py.typed" in names and "bipace_kernels/integrations/__init__.py" in names
     bench = {name.removeprefix("bipace_kernels/bench/") for name in names if name.startswith("bipace_kernels/bench/")}
     forms = ("gpu*.py", "truth*.py", "readme_chart.py")
     of_checkouts = {path.name for form in forms for path in ROOT.glob(f"bench/{form}")}
@@ -65,8 +64,7 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     adapters = [*ROOT.glob("integrations/**/*.py"), *ROOT.glob("integrations/**/*.yaml")]
     sources |= {f"bipace_kernels/{p.relative_to(ROOT)}" for p in adapters}
     sources |= {str(p.relative_to(ROOT)) for p in (ROOT / "bipace_kernels/cli/templates").iterdir()}
-    assert sources <= set(names)
-    assert wheel.stat().st_size < 5e6
+    assert sources <= set(names) and wheel.stat().st_size < 5e6
 
 
 @pytest.mark.slow
@@ -90,8 +88,7 @@ def needed(wheel, folder):
     found = {}
     for path in sorted(folder.glob("bipace_kernels/*.so")):
         dump = program("readelf", "-d", path).stdout
-        assert "RPATH" not in dump
-        assert "RUNPATH" not in dump
+        assert "RPATH" not in dump and "RUNPATH" not in dump
         found[path.name.partition(".")[0]] = set(re.findall(r"NEEDED.*\[(.+?)\]", dump))
     return found
 
@@ -172,8 +169,7 @@ def test_cuda_that_is_asked_for_and_missing_fails_the_build(tmp_path):
         return cuda_cmake(tmp_path, "", f"-DBIPACE_CUDA={wish}", *nowhere)
 
     done = configure("1")
-    assert done.returncode != 0
-    assert "BIPACE_CUDA=1 needs nvcc" in " ".join(done.stderr.split())
+    assert done.returncode != 0 and "BIPACE_CUDA=1 needs nvcc" in " ".join(done.stderr.split())
     done = configure("auto")
     assert done.returncode == 0, done.stderr
     assert "no CUDA kernels: nvcc was not found when this was built (BIPACE_CUDA=auto)" in done.stdout

@@ -35,30 +35,24 @@ def test_equals_the_cpu(name, kind):
     device.check()
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
-def test_any_row_order_with_padding(name):
-    rng = np.random.default_rng(1)
-    batch = BATCH.take(rng.permutation(N))
-    valid = rng.random(N) < 0.8
-    batch.rewards[~valid] = np.nan
-    batch.fingerprint[~valid] = np.nan
-    given = batch.arguments(valid=valid)
-    host, device = (bk.advantage(config=CONFIGS[name], backend=b, **given) for b in ("cpu", "triton"))
-    assert_same(host, device)
-
-
 @pytest.mark.parametrize("duplicates", ["once", "count"])
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_copies_of_a_step(name, duplicates):
-    batch = BATCH.take(np.concatenate((np.arange(N), [0, 5, 5, N - 1])))
+def test_any_row_order_padding_and_copies_of_a_step(name, duplicates):
+    rng = np.random.default_rng(1)
+    order = rng.permutation(N + 4)
+    batch = BATCH.take(np.concatenate((np.arange(N), [0, 5, 5, N - 1]))[order])
+    ignored = max(np.flatnonzero(np.isin(order, [N - 1, N + 3])))
+    valid = (rng.random(batch.n) < 0.8) | np.isin(order, [N - 1, N + 3])
+    batch.rewards[~valid] = np.nan
+    batch.fingerprint[~valid] = np.nan
     config = replace(CONFIGS[name], duplicates=duplicates, on_invalid="singleton")
     for spoil in (False, True):
         if spoil:
-            batch.rewards[-1] = np.nan  # an ignored copy also invalidates its trajectory
-        host, device = (bk.advantage(config=config, backend=b, **batch.arguments()) for b in ("cpu", "triton"))
-        assert_same(host, device)
+            batch.rewards[ignored] = np.nan  # an ignored copy also invalidates its trajectory
+        given = batch.arguments(valid=valid)
+        assert_same(*(bk.advantage(config=config, backend=b, **given) for b in ("cpu", "triton")))
     with pytest.raises(ValueError, match=r"step must be unique"):  # known from the ids: said at the call
-        bk.advantage(config=CONFIGS[name], backend="triton", **batch.arguments())
+        bk.advantage(config=CONFIGS[name], backend="triton", **given)
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))

@@ -38,21 +38,17 @@ def test_returns_and_episode(backend):
     close(result.returns, [0.25, 0.5, 1.0, 0.0, 0.0])
     close(result.episode_advantage, [EPISODE] * 3 + [-EPISODE] * 2)
     close(result.advantage, [EPISODE] * 3 + [-EPISODE] * 2)
-    assert result.cluster.tolist() == [0, 1, 2, 3, 4]
-    assert result.branch.tolist() == [S] * 5
+    assert result.cluster.tolist() == [0, 1, 2, 3, 4] and result.branch.tolist() == [S] * 5
     assert not any("cluster" in name or "pairs" in name for name in result.metrics())
 
 
-def test_gigpo(backend):
+def test_gigpo_plain_and_as_verl_agent_normalises(backend):
     result = run(bk.Config.gigpo(gamma=0.5, step_weight=2.0), backend)
     assert result.cluster.tolist() == [0, 1, 2, 0, 1]
     close(result.step_advantage, [0.125, 0.25, 0.0, -0.125, -0.25])
     close(result.advantage, [EPISODE + 0.25, EPISODE + 0.5, EPISODE, -EPISODE - 0.25, -EPISODE - 0.5])
     assert result.branch.tolist() == [P, P, S, P, P]
-
-
-def test_gigpo_as_verl_agent_normalises(backend):
-    """Population of step records: returns 1, 1, 1, 0, 0: mean 0.6, σ² = 1.2/4; in clusters σ = |difference|/√2."""
+    # Population of step records: returns 1, 1, 1, 0, 0: mean 0.6, σ² = 1.2/4; in clusters σ = |difference|/√2.
     sigma = math.sqrt(0.3) + 1e-6
     result = run(bk.Config.gigpo("mean_std_norm", gamma=0.5), backend)
     close(result.episode_advantage, [0.4 / sigma] * 3 + [-0.6 / sigma] * 2)
@@ -62,22 +58,16 @@ def test_gigpo_as_verl_agent_normalises(backend):
     close(result.advantage, [0.4 + 0.125, 0.4 + 0.25, 0.4, -0.6 - 0.125, -0.6 - 0.25])
 
 
-def test_q_style(backend):
-    """Cluster a: one action, Q̂ = V̂.  Cluster b: every action once, so leave-one-out."""
+def test_q_style_and_diff_peer(backend):
+    """Cluster a: one action, Q̂ = V̂. Cluster b: every action once, so leave-one-out."""
     result = run(bk.Config.bipace(partition="exact", gamma=0.5), backend)
     close(result.step_advantage, [0.0, 0.5, 0.0, 0.0, -0.5])
     assert result.branch.tolist() == [P, L, S, P, L]
-
-
-def test_diff_peer(backend):
-    """Cluster a: no other action, so leave-one-out.  Cluster b: each compares with the other."""
+    # Cluster a: no other action, so leave-one-out. Cluster b: each compares with the other.
     result = run(bk.Config.bipace(partition="exact", estimator="diff_peer", gamma=0.5), backend)
     close(result.step_advantage, [0.25, 0.5, 0.0, -0.25, -0.5])
     assert result.branch.tolist() == [L, P, S, L, P]
-
-
-def test_q_style_three_records(backend):
-    """R = 1, 0.5, 0 with actions x, x, y: V̂ = 0.5, Q̂(x) = 0.75; y alone: 0 − 0.75.  0.5 + 2/3 · (−0.75) = 0."""
+    # R = 1, 0.5, 0 with actions x, x, y: V̂ = 0.5, Q̂(x) = 0.75; y alone: 0 − 0.75. 0.5 + 2/3 · (−0.75) = 0.
     r = [1.0, 0.5, 0.0]
     result = bk.advantage(
         [0] * 3, [0, 1, 2], r, returns=r, episode_return=r, observation=["s"] * 3, action_key=[1, 1, 2],
@@ -88,7 +78,7 @@ def test_q_style_three_records(backend):
 
 
 def test_hgpo(backend):
-    """Depth 1: clusters a, b, c.  Depth 2: (a, b) twice, (b, c) once.  L = k + 1."""
+    """Depth 1: clusters a, b, c. Depth 2: (a, b) twice, (b, c) once. L = k + 1."""
     result = run(bk.Config.hgpo(1, gamma=0.5), backend)
     w1, w2 = 2 / (5 + 1e-6), 3 / (5 + 1e-6)
     one, both = 0.125 * 2 / (2 + 1e-6), 0.25 * w1 + 0.25 * w2
@@ -96,11 +86,7 @@ def test_hgpo(backend):
     assert torch.equal(result.advantage, result.step_advantage)
     close(result.episode_advantage, [EPISODE] * 3 + [-EPISODE] * 2)
     # Records 1 and 4 have company at depth 2, 0 and 3 at depth 1 only, 2 nowhere.
-    assert result.branch.tolist() == [P, P, S, P, P]
-    assert result.cluster.tolist() == [0, 1, 2, 0, 1]
-
-
-def test_hgpo_with_base_group(backend):
+    assert result.branch.tolist() == [P, P, S, P, P] and result.cluster.tolist() == [0, 1, 2, 0, 1]
     result = run(bk.Config.hgpo(1, gamma=0.5, base_group=True), backend)
     first = (1 * EPISODE + 2 * 0.125) / (3 + 1e-6)
     second = (1 * EPISODE + 2 * 0.25 + 3 * 0.25) / (6 + 1e-6)
@@ -131,7 +117,7 @@ def test_greedy_clusters_in_the_plane_and_ties_to_the_oldest(backend):
     assert bk.cluster(x, [0] * 3, 0.5, backend=backend).tolist() == [0, 1, 0]
 
 
-def test_lone_trajectory(backend):
+def test_a_lone_trajectory_returns_by_step_numbers_and_tokens(backend):
     def episode(config):
         return bk.advantage([0, 0], [0, 0], [1.0, 2.0], config=config, backend=backend).episode_advantage.tolist()
 
@@ -140,19 +126,12 @@ def test_lone_trajectory(backend):
     assert episode(bk.Config.grpo(lone_trajectory="raw", episode_norm="none")) == [3.0, 3.0]
     # Over step records the population is two, and equal: zero.
     assert episode(bk.Config.grpo(lone_trajectory="raw", episode_scope="step")) == [0.0, 0.0]
-
-
-def test_returns_by_step_numbers(backend):
-    """Steps 0, 3, 4: γ³ lies between the first two."""
+    # Steps 0, 3, 4: γ³ lies between the first two.
     out = bk.discounted_returns([1.0, 1.0, 1.0], ["t"] * 3, 0.5, step=[0, 3, 4], backend=backend)
     assert out.tolist() == [1 + 0.125 * 1.5, 1.5, 1.0]
     assert bk.discounted_returns([1.0, 1.0, 1.0], [5] * 3, 0.5, backend=backend).tolist() == [1.75, 1.5, 1.0]
     assert bk.discounted_returns([1.0, 2.0], [5] * 2, 0.0, backend=backend).tolist() == [1.0, 2.0]
     shuffled = bk.discounted_returns([1.0, 1.0, 1.0], [5] * 3, 0.5, step=[4, 0, 3], backend=backend)
     assert shuffled.tolist() == [1.0, 1 + 0.125 * 1.5, 1.5]
-
-
-def test_to_tokens():
     out = bk.to_tokens([1.5, -2.0], [[1, 1, 0], [0, 1, 0]])
-    assert out.tolist() == [[1.5, 1.5, 0.0], [0.0, -2.0, 0.0]]
-    assert out.dtype == torch.float32
+    assert out.tolist() == [[1.5, 1.5, 0.0], [0.0, -2.0, 0.0]] and out.dtype == torch.float32

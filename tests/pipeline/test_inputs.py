@@ -56,8 +56,7 @@ def test_padding_may_hold_anything(backend):
         ids = {"group": group, "trajectory": trajectory, "observation": observation}
         got = run(CONFIGS[name], **ids, valid=valid, backend=backend)
         want = bk.advantage(config=CONFIGS[name], backend=backend, **rest.arguments())
-        assert torch.equal(got.advantage[valid], want.advantage)
-        assert torch.equal(got.cluster[valid], want.cluster)
+        assert torch.equal(got.advantage[valid], want.advantage) and torch.equal(got.cluster[valid], want.cluster)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 30.0, 700.0, 1e4, 1e300])
@@ -72,8 +71,7 @@ def test_no_weight_of_hgpo_overflows(alpha, backend):
 def test_a_history_longer_than_any_rollout_is_the_longest_one(name, backend):
     longest = int(BATCH.step.max())
     huge, enough = (run(replace(CONFIGS[name], history_length=h), backend=backend) for h in (10**9, longest))
-    assert torch.equal(huge.advantage, enough.advantage)
-    assert torch.equal(huge.cluster, enough.cluster)
+    assert torch.equal(huge.advantage, enough.advantage) and torch.equal(huge.cluster, enough.cluster)
 
 
 def test_more_threads_than_cores_are_no_use_and_no_harm():
@@ -84,7 +82,7 @@ def test_more_threads_than_cores_are_no_use_and_no_harm():
         assert torch.equal(got.advantage, want.advantage)
 
 
-def test_a_bad_copy_of_a_step_spoils_its_trajectory(backend):
+def test_a_bad_copy_of_a_step_spoils_its_trajectory_and_copies_that_disagree_are_refused(backend):
     arguments = {"group": [0] * 5, "trajectory": [0, 0, 0, 1, 1], "step": [0, 0, 1, 0, 1], "observation": list("aabab")}
     for rewards in ([math.nan, 1, 0, 1, 0], [1, math.nan, 0, 1, 0], [math.nan, math.nan, 0, 1, 0]):
         for duplicates in ("once", "count"):
@@ -93,12 +91,8 @@ def test_a_bad_copy_of_a_step_spoils_its_trajectory(backend):
                 bk.advantage(rewards=rewards, config=config, backend=backend, **arguments)
             aside = replace(config, on_invalid="singleton")
             result = bk.advantage(rewards=rewards, config=aside, backend=backend, **arguments)
-            assert result.cluster.tolist() == [-1, -1, -1, 0, 1]
-            assert not result.advantage[:3].any()
+            assert result.cluster.tolist() == [-1, -1, -1, 0, 1] and not result.advantage[:3].any()
             assert torch.isfinite(result.advantage).all()
-
-
-def test_discounted_returns_refuse_copies_that_disagree(backend):
     with pytest.raises(ValueError, match="rewards of one step must agree, but rows 0 and 1"):
         bk.discounted_returns([1.0, 2.0, 3.0], [0] * 3, 0.5, step=[0, 0, 1], backend=backend)
     found = bk.discounted_returns([2.0, 2.0, 3.0], [0] * 3, 0.5, step=[0, 0, 1], backend=backend)
@@ -120,17 +114,14 @@ def test_to_tokens_refuses():
         bk.to_tokens(bk.advantage([0, 0], [0, 1], [1.0, 0.0], config=bk.Config.grpo()), torch.ones(2, 3))
 
 
-def test_lists_of_tensors_and_unsigned_integers():
+def test_lists_of_tensors_and_unsigned_integers_those_of_a_gpu_without_a_look(monkeypatch):
     x = torch.from_numpy(BATCH.fingerprint).requires_grad_(True)
     want = run()
     assert torch.equal(run(fingerprint=list(x)).advantage, want.advantage)
     small = torch.from_numpy(BATCH.step).to(torch.uint16)
     assert torch.equal(run(step=small).advantage, want.advantage)
     assert bk.cluster([[1, 2], [2, 4], [3, -1]], [0, 0, 0], 0.1).tolist() == [0, 0, 1]
-
-
-def test_unsigned_integers_of_a_gpu_are_read_without_a_look(monkeypatch):
-    """There the largest is not known without waiting; on the CPU these become int64 before."""
+    # There the largest is not known without waiting; on the CPU these become int64 before.
     monkeypatch.setattr(checks, "to_tensor", lambda value, *_: value)
     keys = torch.tensor([0, 7, 7, 2**64 - 1], dtype=torch.uint64)
     assert checks.integer_vector(keys, "action_key", 4).tolist() == [0, 7, 7, -1]
@@ -139,29 +130,23 @@ def test_unsigned_integers_of_a_gpu_are_read_without_a_look(monkeypatch):
     assert [bool(check.failed) for check in late] == [True]
 
 
-def test_first_error_wins_in_a_fixed_order():
+def test_first_error_wins_in_a_fixed_order_and_unused_arguments_are_checked_for_length_only():
     """Shapes and names before values: a NaN reward does not hide a wrong length."""
     refused("action_key must have one entry per row", run, rewards=np.full(N, np.nan), action_key=[1])
     refused("fingerprint must have shape", run, rewards=np.full(N, np.nan), fingerprint=np.zeros((N, 2, 2)))
-
-
-def test_unused_arguments_are_checked_for_length_only():
     run(CONFIGS["gigpo"], fingerprint=["anything"] * N, action_key=["no key"] * N)
     run(CONFIGS["bigpo"], observation=[object()] * N)
     run(CONFIGS["bigpo"], rewards=["x"] * N, returns=np.ones(N), episode_return=np.ones(N))
     refused("fingerprint must have one entry per row", run, CONFIGS["gigpo"], fingerprint=["anything"])
 
 
-def test_devices_must_agree_and_ids_be_on_the_host():
+def test_devices_must_agree_ids_be_on_the_host_and_a_layout_say_what_is_valid():
     with pytest.raises(ValueError, match=r"all tensors must be on one device, got .*\.to\(device\)"):
         run(rewards=torch.zeros(N), fingerprint=torch.zeros(N, 4, device="meta"))
     refused(r"tensors on meta.*\.cpu\(\)", run, error=bk.BackendError, fingerprint=torch.zeros(N, 4, device="meta"))
     ids = torch.zeros(3, dtype=torch.int64, device="meta")
     for call in (lambda: bk.layout(ids, ids), lambda: bk.trajectory_ids(ids, ids)):
         refused(r"tensors on meta.*\.cpu\(\)", call, error=bk.BackendError)
-
-
-def test_layout_and_valid():
     valid = np.arange(N) % 3 > 0
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step, valid)
     ids = {"group": None, "trajectory": None, "step": None}
@@ -190,12 +175,10 @@ def test_singleton_mode_gives_finite_results_and_a_metric(name, kind, backend):
         assert torch.equal(result.advantage[rest], without.advantage)
         assert torch.equal(result.cluster[rest], without.cluster)
     elif kind == "all":
-        assert metrics["bipace/invalid_row_fraction"] == 1.0
-        assert not result.advantage.any()
+        assert metrics["bipace/invalid_row_fraction"] == 1.0 and not result.advantage.any()
     elif config.needs_fingerprint:
         assert metrics["bipace/invalid_row_fraction"] == 1 / N
-        assert int((result.cluster == result.cluster[2]).sum()) == 1
-        assert result.branch[2] == bk.Branch.SINGLETON
+        assert int((result.cluster == result.cluster[2]).sum()) == 1 and result.branch[2] == bk.Branch.SINGLETON
         if config.estimator != "gae":  # whose row keeps its place in the recursion
             assert result.advantage[2] == result.episode_advantage[2]
         assert torch.equal(result.episode_advantage, run(config).episode_advantage)
@@ -219,13 +202,10 @@ def test_one_bad_episode_return_spoils_its_trajectory_only(backend):
 def test_no_rows(name, backend):
     nothing = {"fingerprint": [], "observation": [], "action_key": []}
     result = bk.advantage([], [], [], **nothing, config=CONFIGS[name], backend=backend)
-    assert result.advantage.shape == (0,)
-    assert result.cluster.dtype == torch.int64
-    assert all(v == 0.0 for v in result.metrics().values())
-    assert result.value_r2().r2 is None
+    assert result.advantage.shape == (0,) and result.cluster.dtype == torch.int64
+    assert all(v == 0.0 for v in result.metrics().values()) and result.value_r2().r2 is None
     padded = run(CONFIGS[name], valid=np.zeros(N, dtype=bool), backend=backend)
-    assert not padded.advantage.any()
-    assert (padded.cluster == -1).all()
+    assert not padded.advantage.any() and (padded.cluster == -1).all()
 
 
 def test_every_container_and_dtype_gives_the_same(backend):
@@ -239,8 +219,7 @@ def test_every_container_and_dtype_gives_the_same(backend):
     ):
         columns = {name: convert(value) for name, value in BATCH.arguments().items() if name != "observation"}
         got = run(**columns, backend=backend)
-        assert torch.equal(got.advantage, want.advantage)
-        assert torch.equal(got.cluster, want.cluster)
+        assert torch.equal(got.advantage, want.advantage) and torch.equal(got.cluster, want.cluster)
     for dtype in (np.float64, np.float32, np.float16):
         rewards = np.round(BATCH.rewards * 4).astype(dtype)
         assert torch.equal(run(rewards=rewards).returns, run(rewards=np.round(BATCH.rewards * 4)).returns)
@@ -381,19 +360,15 @@ def test_a_batch_without_a_recognized_action_is_warned_of_at_the_call(recwarn):
         bk.advantage(action_key=keys, action_parsed=parsed, **columns)
 
 
-def test_unaligned_arrays_are_copied():
+def test_unaligned_arrays_are_copied_and_masked_ones_in_lists_refused():
     """As a field of packed records is, or a view into the bytes of a file: native code loads whole numbers."""
     records = np.zeros(4, np.dtype([("kind", "u1"), ("reward", "f8"), ("ids", "i4", 3)]))
     records["reward"], records["ids"] = np.arange(4), np.arange(12).reshape(4, 3)
     view = np.frombuffer(bytearray(b"x" + np.arange(4.0).tobytes()), np.uint8)[1:].view(np.float64)
     for array in (records["reward"], records["ids"], view):
         tensor = checks.to_tensor(array, "rewards", "numbers")
-        assert tensor.data_ptr() % tensor.element_size() == 0
-        assert tensor.tolist() == array.tolist()
+        assert tensor.data_ptr() % tensor.element_size() == 0 and tensor.tolist() == array.tolist()
     assert not checks.to_tensor(torch._neg_view(torch.ones(2)), "rewards", "numbers").is_neg()  # a sign yet to be set
-
-
-def test_masked_arrays_in_lists_are_refused():
     rows = [np.array([1.0, 2.0]), np.ma.masked_array([1.0, 2.0], mask=[False, True])]
     refused("fingerprint must not be a masked array", bk.cluster, rows, [0, 0], error=TypeError, epsilon=0.1)
     rows[1] = np.ma.masked_array([1.0, 2.0], mask=False)  # nothing is masked

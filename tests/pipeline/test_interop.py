@@ -62,8 +62,7 @@ def test_arrays_go_in_and_come_back():
         assert isinstance(got, Array), name
         assert torch.equal(got.tensor, getattr(expected, name)), name
         assert got.tensor.data_ptr() == getattr(result.tensors, name).data_ptr(), "shared, not copied"
-    assert result.metrics() == expected.metrics()
-    assert result.value_r2() == expected.value_r2()
+    assert result.metrics() == expected.metrics() and result.value_r2() == expected.value_r2()
     result.check()
 
 

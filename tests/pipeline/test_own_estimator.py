@@ -202,15 +202,12 @@ def test_what_it_returns_is_checked(function, error, words):
     refused(words, bk.advantage, error=error, config=own("bipace", function), **BATCH.arguments())
 
 
-def test_a_function_of_a_module_pickles_with_its_config_and_result():
+def test_a_function_of_a_module_pickles_and_runs_under_torch_compile():
     config = own("bipace", last_step)
     again = pickle.loads(pickle.dumps(config))
     assert again == config and again.estimator is last_step
     result = pickle.loads(pickle.dumps(bk.advantage(config=config, **BATCH.arguments())))
     assert result.metrics()["bipace/pace_row_fraction"] == 1.0
-
-
-def test_it_runs_under_torch_compile():
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
     rewards, x = torch.from_numpy(BATCH.rewards), torch.from_numpy(BATCH.fingerprint)
     config = own("bipace", last_step)

@@ -57,8 +57,7 @@ def test_equals_the_reference_in_every_bit(device, longest, seed, estimator, nor
     rule = {"estimator": estimator, "step_norm": norm, "delta": DELTA}
     wanted = reference.step_advantage(r, labels, keys, lay.group_offsets, **rule)
     got = step_advantage(device, longest, lay, r, labels, keys, estimator, norm)
-    assert same_bits(got[0], wanted[0])
-    assert same_bits(got[1], wanted[1])
+    assert same_bits(got[0], wanted[0]) and same_bits(got[1], wanted[1])
 
 
 @BOTH_WAYS
@@ -69,8 +68,7 @@ def test_groups_longer_than_a_program(device, longest, estimator, norm):
     arguments = {"estimator": estimator, "step_norm": norm, "delta": DELTA}
     got = step_advantage(device, longest, lay, r, labels, keys, estimator, norm)
     wanted = reference.step_advantage(r, labels, keys, lay.group_offsets, **arguments)
-    assert same_bits(got[0], wanted[0])
-    assert same_bits(got[1], wanted[1])
+    assert same_bits(got[0], wanted[0]) and same_bits(got[1], wanted[1])
     on_cpu = cpu.step_advantage(r, labels, keys, lay.group_offsets, **arguments)
     assert_close(got[0], on_cpu[0])
     assert same_bits(got[1], on_cpu[1])
@@ -89,8 +87,7 @@ def test_records_set_aside_change_nothing_for_the_others(device, longest, estima
     left = (lay.restrict(~aside), r[~aside], dense(labels[~aside]), keys[~aside])
     alone = step_advantage(device, longest, *left, estimator, norm)
     for whole, rest, absent in zip(got, alone, (0.0, int(Branch.SINGLETON)), strict=True):
-        assert same_bits(whole.cpu()[~aside], rest)
-        assert bool((whole.cpu()[aside] == absent).all())
+        assert same_bits(whole.cpu()[~aside], rest) and bool((whole.cpu()[aside] == absent).all())
 
 
 @BOTH_WAYS
@@ -111,8 +108,7 @@ def test_singletons_and_everything_set_aside(device, longest):
     for labels in (torch.arange(8), torch.full((8,), -1)):
         for estimator, norm in ESTIMATORS:
             step, branch = step_advantage(device, longest, lay, r, labels, keys, estimator, norm)
-            assert not step.any()
-            assert not branch.any()
+            assert not step.any() and not branch.any()
 
 
 def test_nothing(device):
@@ -156,8 +152,7 @@ def test_hgpo(device, longest, norm, alpha, base_group):
     on_cpu = cpu.hgpo_advantage(r, depths, episode, lay.group_offsets, delta=DELTA, **options)
     assert_close(got[0], wanted[0])
     assert_close(got[0], on_cpu[0])
-    assert float((got[0].cpu() == wanted[0]).float().mean()) > 0.95
-    assert same_bits(got[1], wanted[1])
+    assert float((got[0].cpu() == wanted[0]).float().mean()) > 0.95 and same_bits(got[1], wanted[1])
     assert same_bits(got[2], wanted[2])
 
 
@@ -168,8 +163,7 @@ def test_hgpo_without_company_is_the_base_group_or_nothing(device, longest):
     episode = torch.tensor([1.0, -2.0, 0.0, 3.0, 4.0, 5.0])
     options = {"step_norm": "none", "alpha": 1.0}
     advantage, deepest, branch = hgpo(device, longest, lay, episode, depths, episode, base_group=False, **options)
-    assert not advantage.any()
-    assert not deepest.any()
+    assert not advantage.any() and not deepest.any()
     assert not branch.any()
     advantage, _, branch = hgpo(device, longest, lay, episode, depths, episode, base_group=True, **options)
     assert_close(advantage, episode / (1 + DELTA))
