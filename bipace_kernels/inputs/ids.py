@@ -92,11 +92,10 @@ def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
 
 def warn_of_numbered_ids(ids: Any, what: str, *, stacklevel: int) -> None:
     """Once where ids of trajectories are not integers: greedy clusters, `what`, depend on their numbers."""
-    if not ids_to_int(as_sequence(ids, "trajectory")[:1], "trajectory")[1]:
-        text = (
-            f"trajectory ids that are not integers are numbered in order of first appearance, and {what} depend on the "
-            "order of rollouts: the same rows in another order may get other clusters. Integer ids avoid this."
-        )
+    first = 0 if isinstance(ids, Tensor) else next(iter(as_sequence(ids, "trajectory")), 0)
+    if not isinstance(first, (int, float, np.number, Tensor, type(None))):  # padding may be None or NaN
+        text = f"trajectory ids that are not integers are numbered by first appearance, on which {what} depend: "
+        text += "the same rows in another order may get other clusters. Integer ids avoid this."
         warn_once("numbered trajectory ids", text, stacklevel=stacklevel)
 
 
