@@ -1,13 +1,9 @@
 """Fixtures: every test of behaviour runs on each backend; skips print their reason.
 
-Files named test_device_*.py test code that runs on the tensors' device: on a GPU (they get the mark `gpu`), or on CPU
-tensors by an interpreter or emulator.  `TRITON_INTERPRET=1 pytest tests/*/test_device_*.py` runs the Triton kernels in
-Triton's interpreter; the variable must be set before Triton is imported, so this is a separate run.
-`BIPACE_TEST_BACKEND=cuda` tests the CUDA kernels instead, and with BIPACE_EMULATOR=1 on the CPU: by their emulator
-(tests/native/emulator), threads in a random order; BIPACE_EMULATOR_SANITIZE=1 compiles it with
-AddressSanitizer and UndefinedBehaviorSanitizer (tests/native/sanitize.sh).  test_device_triton_*.py and
-test_device_cuda_*.py test one backend. Otherwise these tests need a GPU and are skipped without one; BIPACE_REQUIRE=gpu
-makes the skip a failure.
+Files named test_device_*.py (of one backend: test_device_triton_*.py, test_device_cuda_*.py) need a GPU, or
+TRITON_INTERPRET=1 for Triton's interpreter, or BIPACE_TEST_BACKEND=cuda BIPACE_EMULATOR=1 for the emulator of CUDA on
+the CPU, threads in a random order (BIPACE_EMULATOR_SANITIZE=1: under sanitizers); docs/development.md says more.
+Without any they are skipped; BIPACE_REQUIRE=gpu makes the skip a failure.
 """
 
 import importlib.util

@@ -66,7 +66,7 @@ else
   arguments=()
   for name in action_keys/test_action_keys backends/test_runtime clusters/test_clusters critic/test_critic \
     embedders/test_ngrams layout/test_layout layout/test_ids metrics/test_metrics observations/test_observations \
-    observations/test_similar pipeline/test_golden pipeline/test_inputs pipeline/test_theorems; do
+    pipeline/test_golden pipeline/test_inputs pipeline/test_theorems; do
     arguments+=("$root/tests/$name.py")
   done
   # x86-64 alone has an emulator; clustering takes minutes under sanitizers, but for two small batches.

@@ -1,4 +1,4 @@
-"""What the README promises and a short test cannot show: bits over repetitions, installs, forks, memory."""
+"""What the README promises and a short test cannot show: bits over repetitions, installs, forks, memory, calls."""
 
 import json
 import os
@@ -341,3 +341,39 @@ print(json.dumps([extra, clusters, fingerprint.numel() * 4]))
     assert clusters == 16 * states and size == 16 * 400 * 3584 * 4
     # The promise adds 4·K·D bytes and 64 MB; a copy of all rows would fit in those, so the test only allows the half.
     assert extra <= size // 2, f"{extra / 2**20:.0f} MB beyond the inputs"
+
+
+WALK = """
+import os, sys, torch
+import bipace_kernels as bk
+
+torch.manual_seed(0)
+groups, length, dim = 16, 400, 64
+group = torch.arange(groups).repeat_interleave(length)
+trajectory = torch.arange(groups * 8).repeat_interleave(length // 8)
+keys = torch.randint(0, 4, (groups * length,))
+given = {
+    "group": group, "trajectory": trajectory, "rewards": torch.rand(groups * length),
+    "step": torch.arange(length // 8).repeat(groups * 8), "fingerprint": torch.randn(groups * length, dim),
+    "action_key": keys, "action_parsed": keys >= 0,
+}
+bk.advantage(**given)
+root, calls = os.path.dirname(bk.__file__), []
+
+
+def note(frame, event, argument):
+    if event == "call" and frame.f_code.co_filename.startswith(root):
+        calls.append(os.path.relpath(frame.f_code.co_filename, root))
+
+
+sys.setprofile(note)
+bk.advantage(**given)
+sys.setprofile(None)
+print(len(calls), *sorted(set(calls)))
+"""
+
+
+def test_a_call_is_a_short_walk():
+    """In a process of its own: a compiler that other tests load makes the walk longer."""
+    calls, *modules = python(WALK).split()
+    assert int(calls) <= 140 and len(modules) <= 18, (calls, modules)
