@@ -289,11 +289,14 @@ def test_in_chromium(browser, tmp_path):
     page.select_option("#cluster", "alone")
     page.select_option("#scope", "group")
     assert page.locator("#steps tbody tr").count() == 1  # the roof
-    # Colours: those of the system, and the other ones.
+    # Colours: those of the system, the other ones, and those of the system after it changed.
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
+    page.emulate_media(color_scheme="light")
+    page.locator("#theme", has_text="Dark").wait_for()
+    assert page.evaluate(background) != dark
     page.click("#theme")
-    assert page.evaluate(background) != dark and page.inner_text("#theme") == "Dark"
+    assert page.evaluate(background) == dark and page.inner_text("#theme") == "Light"
     assert wrong == []
     page.close()
 

@@ -929,7 +929,9 @@ async function start() {
   $("#above").value = data.success_above ?? 0;
   for (const name of KEPT) usual[name] = stateOf(name);
   $("#of-file").hidden = data.files.length < 2;
-  theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  system.onchange = () => theme(system.matches ? "dark" : "light");
+  system.onchange();
   if (!count) throw new Error("no record of the file takes part; all are padding");
   $("#problem").hidden = true;
   $("main").hidden = false;
