@@ -34,8 +34,8 @@ ELSEWHERE = ["--ignore-glob=*/test_device_*.py"]  # without a GPU they would all
 TRITON, EMULATOR = {"TRITON_INTERPRET": "1"}, {"BIPACE_TEST_BACKEND": "cuda", "BIPACE_EMULATOR": "1"}
 # Of the CPU tests, those that compute nothing, run models, compile, run benchmarks, build or start many processes.
 LONGER = [
-    "backends/test_triton_compile.py", "backends/test_cuda_emulator.py", "bench", "cli", "distributed", "docs",
-    "examples", "hidden", "packaging",
+    "backends/test_triton_compile.py", "backends/test_cuda_*.py", "backends/test_runtime.py", "bench", "cli",
+    "distributed", "docs", "embedders", "examples", "hidden", "packaging", "pipeline/test_promises.py",
 ]  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def pytest(name: str, *arguments: str, **environment: str) -> Part:
 
 FIGURES = "tests/docs/test_figures.py"  # its slow tests measure for minutes what the figures show
 
-QUICK = [pytest("quick", "-m", "not slow", *ELSEWHERE, *(f"--ignore=tests/{path}" for path in LONGER))]
+QUICK = [pytest("quick", "-m", "not slow", *ELSEWHERE, *(f"--ignore-glob=tests/{path}" for path in LONGER))]
 TEST = [
     pytest("cpu", "-m", "not slow", *ELSEWHERE),
     pytest("triton", "-m", "not slow", *ON_DEVICE, **TRITON),
