@@ -1,8 +1,9 @@
 // Method of kernel_values: products of centred rows in bundles (gram.h; a Gram matrix of the original rows, centred
-// afterwards, would put the rounding of cosines near 0.99 into every entry); K in float64.  With L L^T = K_mm + jitter
-// of the landmarks and U = K_im L^-T, C + N is A inside a block and U U^T elsewhere: D + U U^T, D = A - U U^T block by
-// block.  Sherman, Morrison and Woodbury's formula, once for the whole and once for D, needs only A^-1 of each block:
-//     q = U^T A^-1 y,   P = (I - U^T A^-1 U)^-1,   w = (I + sum (P - I))^-1 sum P q,
+// afterwards, would put the rounding of cosines near 0.99 into every entry); K in float64.  With M = K_mm + jitter of
+// the landmarks and U = K_im, C + N is A inside a block and U M^-1 U^T elsewhere: D + U M^-1 U^T, D = A - U M^-1 U^T
+// block by block.  Sherman, Morrison and Woodbury's formula, once for the whole and once for D, needs only A^-1 of each
+// of the b blocks:
+//     q = U^T A^-1 y,   P = (M - U^T A^-1 U)^-1,   w = (M^-1 + sum (P - M^-1))^-1 sum P q,
 //     (C + N)^-1 y = A^-1 (y + U P (q - w))
 #include "cpu/critic.h"
 
@@ -17,6 +18,7 @@
 #include "common/mean.h"
 #include "cpu/gram.h"
 #include "cpu/greedy.h"
+#include "cpu/pages.h"
 #include "cpu/parallel.h"
 #include "cpu/symmetric.h"
 
@@ -64,6 +66,13 @@ void add_diagonal(Symmetric& matrix, int64_t n, double added) {
   for (int64_t i = 0; i < n; ++i) matrix.row(i)[i] += added;
 }
 
+// The upper triangle of `matrix`, or as much of it as `sum` has, is added to it.
+void add_upper(const Symmetric& matrix, Symmetric& sum) {
+  for (int64_t i = 0; i < sum.n; ++i) {
+    for (int64_t j = i; j < sum.n; ++j) sum.row(i)[j] += matrix.row(i)[j];
+  }
+}
+
 // x = (U^T U)^-1 x.
 void solve(const DotKernels& dot, const Symmetric& u, std::vector<double>& x) {
   solve_forward(dot, u, x.data());
@@ -74,7 +83,7 @@ void solve(const DotKernels& dot, const Symmetric& u, std::vector<double>& x) {
 struct Scratch {
   Bundled block;
   Symmetric matrix, inside;
-  std::vector<double> transposed, column;
+  std::vector<double> column;
   std::vector<double> decay, later;  // of for_luck()
 };
 
@@ -196,7 +205,6 @@ struct Values {
     Symmetric among;
     work.make_kernel(work.rows, landmarks.data(), m, fixed, among);
     add_diagonal(among, m, kJitter);
-    factorise(dot, among);
 
     // A = W^T W of a block, in the scratch.
     const int64_t wide = among.n, width = wide + kOuterB;
@@ -205,13 +213,14 @@ struct Values {
       factorise(dot, own.matrix);
     };
 
-    // W^-T [U, y] of each block, V = R^-T [I, q] of its I - U^T A^-1 U = R^T R, and sums of V^T V = [P, P q].  W is
+    // W^-T [U, y] of each block, V = R^-T [I, q] of its M - U^T A^-1 U = R^T R, and sums of V^T V = [P, P q].  W is
     // computed again below where all would take much memory.
-    const bool keep = n_blocks * longest * longest <= kRoom;
+    const int64_t triangle = Symmetric::triangle(longest);
+    const bool keep = n_blocks * triangle <= kRoom;
     const int64_t runs = std::min(kRuns, n_blocks);
-    std::vector<Symmetric> sums(static_cast<size_t>(runs)), factors(keep ? sizes.size() : 0);
-    std::vector<double> solved(static_cast<size_t>(tall * width), 0.0);
-    std::vector<double> inverse(static_cast<size_t>(n_blocks * wide * width), 0.0);
+    std::vector<Symmetric> sums(static_cast<size_t>(runs));
+    std::vector<double> factors = large_zeros(keep ? n_blocks * triangle : 0), solved = large_zeros(tall * width);
+    std::vector<double> inverse = large_zeros(n_blocks * wide * width);
     parallel_for(runs, n_threads, [&](int64_t r, int worker) {
       const DefaultFloats floats_mode;
       Scratch& own = scratch[static_cast<size_t>(worker)];
@@ -221,22 +230,15 @@ struct Values {
         const Block& block = blocks[static_cast<size_t>(b)];
         factor(block, own);
         const int64_t n = own.matrix.n;
-        own.transposed.assign(static_cast<size_t>(wide * n), 0.0);
-        double *const u = own.transposed.data(), *const x = solved.data() + block.first * width;
-        multiply(dot, fixed.rows, own.block.rows, u, n);
-        for (int64_t k = 0; k < m; ++k) work.entries(fixed, k, own.block, 0, u + k * n);
-        solve_forward(dot, among, u, n, n);
-        for (int64_t first = 0; first < n; first += kOuterB) {  // few rows at a time stay in the cache
-          for (int64_t k = 0; k < m; ++k) {
-            for (int64_t i = first; i < first + kOuterB; ++i) x[i * width + k] = u[k * n + i];
-          }
-        }
+        double* const x = solved.data() + block.first * width;
+        multiply(dot, own.block.rows, fixed.rows, x, width);
+        for (int64_t i = 0; i < block.size; ++i) work.entries(own.block, i, fixed, 0, x + i * width);
         for (int64_t i = 0; i < block.size; ++i) x[i * width + wide] = difference(block.records[i]);
         solve_forward(dot, own.matrix, x, width, width);
         rest.clear(width);
         add_square(dot, rest, x, width, n, -1.0);
         rest.n = wide;
-        add_diagonal(rest, wide, 1.0);
+        add_upper(among, rest);
         double* const v = inverse.data() + b * wide * width;
         for (int64_t k = 0; k < wide; ++k) {
           v[k * width + k] = 1.0;
@@ -245,27 +247,28 @@ struct Values {
         factorise(dot, rest);
         solve_forward(dot, rest, v, width, width);
         add_square(dot, sum, v, width, wide, 1.0);
-        if (keep) std::swap(own.matrix, factors[static_cast<size_t>(b)]);
+        if (keep) own.matrix.pack(factors.data() + b * triangle);
       }
     });
 
-    Symmetric inner;
+    Symmetric inner;  // sum P + (1 - b) M^-1
     inner.clear(wide);
-    std::vector<double> weight(static_cast<size_t>(wide), 0.0);
+    std::vector<double> weight(static_cast<size_t>(wide), 0.0), identity(static_cast<size_t>(wide * wide), 0.0);
+    for (int64_t k = 0; k < wide; ++k) identity[static_cast<size_t>(k * wide + k)] = 1.0;
+    factorise(dot, among);
+    solve_forward(dot, among, identity.data(), wide, wide);
+    add_square(dot, inner, identity.data(), wide, wide, 1.0 - static_cast<double>(n_blocks));
     for (const Symmetric& sum : sums) {
-      for (int64_t i = 0; i < wide; ++i) {
-        for (int64_t j = i; j < wide; ++j) inner.row(i)[j] += sum.row(i)[j];
-        weight[static_cast<size_t>(i)] += sum.row(i)[wide];
-      }
+      add_upper(sum, inner);
+      for (int64_t i = 0; i < wide; ++i) weight[static_cast<size_t>(i)] += sum.row(i)[wide];
     }
-    add_diagonal(inner, wide, 1.0 - static_cast<double>(n_blocks));
     factorise(dot, inner);
     solve(dot, inner, weight);
     parallel_for(n_blocks, n_threads, [&](int64_t b, int worker) {
       const DefaultFloats floats_mode;
       Scratch& own = scratch[static_cast<size_t>(worker)];
       const Block& block = blocks[static_cast<size_t>(b)];
-      if (keep) std::swap(own.matrix, factors[static_cast<size_t>(b)]);
+      if (keep) own.matrix.unpack(factors.data() + b * triangle, block.size);
       if (!keep) factor(block, own);
       std::vector<double> towards(static_cast<size_t>(wide), 0.0);  // P (q - w) = V^T (V q - V w)
       for (int64_t k = 0; k < wide; ++k) {
@@ -373,6 +376,7 @@ void cluster_values(const float* returns, const int64_t* labels, const int64_t* 
 void unit_rows(const Rows& rows, const int64_t* order, int64_t n_records, const uint8_t* usable, const float* signs,
                int64_t width, float* out, const int32_t* weights, int64_t* keys, int n_threads) {
   const DotKernels& dot = dot_kernels();
+  prefer_huge_pages(out, static_cast<size_t>(n_records * width) * sizeof(float));
   parallel_for((n_records + kTaskRows - 1) / kTaskRows, n_threads, [&](int64_t task, int) {
     const DefaultFloats floats_mode;
     std::vector<float> buffer(static_cast<size_t>(width));
@@ -426,6 +430,7 @@ void centred_rows(const float* rows, int64_t dim, const int64_t* group_offsets, 
                   float* out, int n_threads) {
   const DotKernels& dot = dot_kernels();
   const size_t width = static_cast<size_t>(dim);
+  prefer_huge_pages(out, static_cast<size_t>(group_offsets[n_groups] * dim) * sizeof(float));
   std::vector<std::vector<double>> means(static_cast<size_t>(n_groups));  // sums first; the last entry: of how many
   parallel_for(n_groups, n_threads, [&](int64_t g, int) {
     std::vector<double>& sum = means[static_cast<size_t>(g)];

@@ -1,6 +1,7 @@
 #include "cpu/symmetric.h"
 
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "cpu/interrupt.h"
@@ -30,6 +31,44 @@ void add_square_from(const DotKernels& dot, Symmetric& target, const double* p, 
   for (int64_t i = first; i < target.n; i += kOuterB) {
     add_product(dot, p + i, p_stride, kOuterB, p + i, p_stride, target.n - i, depth, sign, target.row(i) + i,
                 target.stride);
+  }
+}
+
+// QR steps on the tridiagonal matrix with `value` on its diagonal and `beside` next to it; the rows of `vectors`, those
+// of the identity, become its eigenvectors.
+void diagonalise(const DotKernels& dot, std::vector<double>& value, std::vector<double>& beside, Symmetric& vectors) {
+  constexpr double kNone = std::numeric_limits<double>::epsilon();
+  const auto negligible = [&](int64_t k) {
+    const size_t i = static_cast<size_t>(k);
+    return std::abs(beside[i]) <= kNone * (std::abs(value[i]) + std::abs(value[i + 1]));
+  };
+  int64_t steps = 40 * vectors.n;  // about two for each value are needed
+  for (int64_t last = vectors.n - 1; last > 0 && steps > 0; --steps) {
+    if (negligible(last - 1)) {
+      --last;
+      continue;
+    }
+    int64_t first = last - 1;
+    while (first > 0 && !negligible(first - 1)) --first;
+    const size_t end = static_cast<size_t>(last);
+    const double half = 0.5 * (value[end - 1] - value[end]), off = beside[end - 1];
+    const double shift = value[end] - off * off / (half + std::copysign(std::hypot(half, off), half));
+    double x = value[static_cast<size_t>(first)] - shift, z = beside[static_cast<size_t>(first)];
+    for (int64_t k = first; k < last; ++k) {
+      const size_t i = static_cast<size_t>(k);
+      const double length = std::hypot(x, z), cosine = length > 0.0 ? x / length : 1.0;
+      const double sine = length > 0.0 ? z / length : 0.0;
+      if (k > first) beside[i - 1] = length;
+      const double own = value[i], next = value[i + 1], mixed = 2.0 * cosine * sine * beside[i];
+      value[i] = cosine * cosine * own + mixed + sine * sine * next;
+      value[i + 1] = sine * sine * own - mixed + cosine * cosine * next;
+      x = beside[i] = (cosine * cosine - sine * sine) * beside[i] + cosine * sine * (next - own);
+      if (k + 1 < last) {
+        z = sine * beside[i + 1];
+        beside[i + 1] *= cosine;
+      }
+      dot.rotate(cosine, -sine, vectors.n, vectors.row(k), vectors.row(k + 1));
+    }
   }
 }
 
@@ -87,47 +126,50 @@ void solve_backward(const DotKernels& dot, const Symmetric& u, double* x) {
   }
 }
 
-// One-sided Jacobi: rotations make the rows orthogonal, and row k is then value k times its eigenvector.
+// Householder reflections make the matrix tridiagonal, implicitly shifted QR steps make that diagonal (Golub and Van
+// Loan, Matrix Computations, 8.3); then the reflections are applied to the eigenvectors of the tridiagonal matrix.
 std::vector<double> eigenvectors(const DotKernels& dot, Symmetric& a) {
-  constexpr double kOrthogonal = 1e-14;
-  constexpr int kSweeps = 40;  // it takes six to ten
-  std::vector<double> square(static_cast<size_t>(a.n));
-  bool rotated = true;
-  for (int sweep = 0; rotated && sweep < kSweeps; ++sweep) {
-    poll_interrupt();
-    rotated = false;
-    for (int64_t i = 0; i < a.n; ++i) square[static_cast<size_t>(i)] = dot.product(a.row(i), a.row(i), a.n);
-    for (int64_t i = 0; i < a.n; ++i) {
-      for (int64_t j = i + 1; j < a.n; ++j) {
-        double &own = square[static_cast<size_t>(i)], &other = square[static_cast<size_t>(j)];
-        const double between = dot.product(a.row(i), a.row(j), a.n);
-        if (std::abs(between) <= kOrthogonal * std::sqrt(own * other)) continue;
-        rotated = true;
-        const double ratio = (other - own) / (2.0 * between);
-        const double tangent = (ratio < 0.0 ? -1.0 : 1.0) / (std::abs(ratio) + std::sqrt(1.0 + ratio * ratio));
-        const double cosine = 1.0 / std::sqrt(1.0 + tangent * tangent), sine = cosine * tangent;
-        dot.rotate(cosine, sine, a.n, a.row(i), a.row(j));
-        own -= tangent * between;
-        other += tangent * between;
-      }
+  const int64_t n = a.n;
+  Symmetric reflection, turned;  // row k: the unit vector of reflection k, 0 up to k; eigenvector k
+  reflection.clear(n);
+  turned.clear(n);
+  std::vector<double> value(static_cast<size_t>(n)), beside(static_cast<size_t>(n)), w(static_cast<size_t>(n));
+  for (int64_t k = 0; k < n; ++k) {
+    turned.row(k)[k] = 1.0;
+    value[static_cast<size_t>(k)] = a.row(k)[k];
+    const int64_t first = (k + 1) / 8 * 8, size = n - first;  // products take eight at a time
+    double* const v = reflection.row(k);
+    std::copy(a.row(k) + k + 1, a.row(k) + n, v + k + 1);
+    const double length = std::sqrt(dot.product(v + first, v + first, size));
+    if (length == 0.0) continue;
+    beside[static_cast<size_t>(k)] = -std::copysign(length, v[k + 1]);
+    v[k + 1] -= beside[static_cast<size_t>(k)];
+    dot.divide(std::sqrt(dot.product(v + first, v + first, size)), size, v + first);
+    // A - v w^T - w v^T with w = p - (v . p) v and p = 2 A v
+    std::fill(w.begin(), w.end(), 0.0);
+    for (int64_t i = k + 1; i < n; ++i) {
+      w[static_cast<size_t>(i)] = 2.0 * dot.product(a.row(i) + first, v + first, size);
+    }
+    dot.subtract(v + first, dot.product(v + first, w.data() + first, size), size, w.data() + first);
+    for (int64_t i = k + 1; i < n; ++i) {
+      dot.subtract(v + first, w[static_cast<size_t>(i)], size, a.row(i) + first);
+      dot.subtract(w.data() + first, v[i], size, a.row(i) + first);
     }
   }
+  diagonalise(dot, value, beside, turned);
   std::vector<int64_t> order(static_cast<size_t>(a.n));
   std::iota(order.begin(), order.end(), 0);
-  for (int64_t i = 0; i < a.n; ++i) square[static_cast<size_t>(i)] = std::sqrt(dot.product(a.row(i), a.row(i), a.n));
-  std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) {
-    return square[static_cast<size_t>(i)] > square[static_cast<size_t>(j)];
-  });
-  const std::vector<double> rows = a.data;
-  std::vector<double> values;
-  for (int64_t k = 0; k < a.n; ++k) {
-    const int64_t from = order[static_cast<size_t>(k)];
-    values.push_back(square[static_cast<size_t>(from)]);
-    for (int64_t c = 0; c < a.n; ++c) {
-      a.row(k)[c] = rows[static_cast<size_t>(from * a.stride + c)] / (values.back() > 0.0 ? values.back() : 1.0);
-    }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t i, int64_t j) { return value[static_cast<size_t>(i)] > value[static_cast<size_t>(j)]; });
+  std::vector<double> sorted;
+  for (int64_t k = 0; k < n; ++k) {
+    double* const row = turned.row(order[static_cast<size_t>(k)]);
+    for (int64_t r = n - 1; r >= 0; --r)
+      dot.subtract(reflection.row(r), 2.0 * dot.product(reflection.row(r), row, n), n, row);
+    std::copy(row, row + n, a.row(k));
+    sorted.push_back(value[static_cast<size_t>(order[static_cast<size_t>(k)])]);
   }
-  return values;
+  return sorted;
 }
 
 }  // namespace bipace

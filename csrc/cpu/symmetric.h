@@ -17,19 +17,32 @@ struct Symmetric {
   std::vector<double> data;
 
   void reset(int64_t size) {
+    data.clear();
+    resize(size);
+    for (int64_t i = size; i < n; ++i) row(i)[i] = 1.0;
+  }
+  void resize(int64_t size) {
     n = padded(size);
     stride = n % 512 == 0 ? n + 8 : n;  // rows a multiple of 4 KB apart would share the sets of the cache
-    data.assign(static_cast<size_t>(n * stride), 0.0);
-    for (int64_t i = size; i < n; ++i) row(i)[i] = 1.0;
+    data.resize(static_cast<size_t>(n * stride));
   }
   // Zeros, without padding.
   void clear(int64_t size) {
     n = stride = size;
     data.assign(static_cast<size_t>(n * n), 0.0);
   }
+  // Copies the triangle to and from memory of triangle(n) entries.
+  void pack(double* to) const {
+    for (int64_t i = 0; i < n; ++i) to = std::copy(row(i) + i, row(i) + n, to);
+  }
+  void unpack(const double* from, int64_t size) {
+    resize(size);
+    for (int64_t i = 0; i < n; from += n - i, ++i) std::copy(from, from + n - i, row(i) + i);
+  }
   double* row(int64_t i) { return data.data() + i * stride; }
   const double* row(int64_t i) const { return data.data() + i * stride; }
 
+  static int64_t triangle(int64_t size) { return padded(size) * (padded(size) + 1) / 2; }
   static int64_t padded(int64_t size) { return (size + kOuterB - 1) / kOuterB * kOuterB; }
 };
 
@@ -48,7 +61,7 @@ void solve_forward(const DotKernels& dot, const Symmetric& u, double* x);
 void solve_backward(const DotKernels& dot, const Symmetric& u, double* x);
 
 // The eigenvalues of a positive semidefinite matrix given as a whole, largest first; row k of `a` becomes the unit
-// eigenvector of value k (not where the value is 0 or rounding).
+// eigenvector k.
 std::vector<double> eigenvectors(const DotKernels& dot, Symmetric& a);
 
 }  // namespace bipace
