@@ -611,7 +611,7 @@ def targets(found: Results) -> list[Target]:
         against("action_tag keys of 6,400 × 512 token ids", 50, "action_keys", "token ids", DECODE, DECODE_RUST),
         against("similar, 6,400 texts of 400 characters, against difflib", 30, "similar", "observations", DIFFLIB),
         Target("GAE inside the group on 6,400 × 3,584, times BiPACE", 3, times[GAE_GROUP], False, stage="critic"),
-        Target("GAE over the batch on 6,400 × 3,584, times BiPACE", 10, times[GAE_BATCH], False, stage="critic"),
+        Target("GAE over the batch on 6,400 × 3,584, times BiPACE", 3, times[GAE_BATCH], False, stage="critic"),
         Target("memory beyond the inputs, worst case / allowed", 1.0, worst, False, stage="memory"),
         Target("time per record, largest / smallest batch at fixed K", 1.2, grown, False, stage="scaling"),
     ]  # fmt: skip

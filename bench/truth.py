@@ -54,12 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.pages:
         write_pages()
         return 0
-    there = sorted(arguments.folder.glob("*.npz"))
-    paths = [path for path in there if arguments.role == "all" or path.stem.endswith(arguments.role)]
-    paths = [path for path in paths if arguments.sets in path.stem]
+    role, there = arguments.role, sorted(arguments.folder.glob("*.npz"))
+    paths = [path for path in there if arguments.sets in path.stem and (role == "all" or path.stem.endswith(role))]
     if not paths:
         names = ", ".join(path.stem for path in there) or "none"
-        asked = f"--role {arguments.role} and --sets {arguments.sets!r}"
+        asked = f"--role {role} and --sets {arguments.sets!r}"
         parser.error(f"no truth set in {arguments.folder} fits {asked}; there are {names}.")
     begun = time.perf_counter()
     which = [name for name in ("settings", "sentence") if getattr(arguments, name)]

@@ -6,6 +6,7 @@ import pytest
 from paths import ROOT
 
 from bipace_kernels.backends import schema
+from bipace_kernels.backends.cuda import scan
 
 CSRC = ROOT / "csrc"
 CONSTANTS = [
@@ -35,3 +36,7 @@ def names_of(file, enum):
 def test_codes():
     assert names_of("cpu/stages.h", "Estimator") == list(schema.KERNELS)
     assert names_of("common/mean.h", "Branch") == [branch.name.lower() for branch in schema.Branch]
+
+
+def test_shared_memory_of_the_scan():
+    assert f"sizeof(Shared) == {scan._BEFORE}," in (CSRC / "cuda/clusters.cu").read_text()
