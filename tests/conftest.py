@@ -40,7 +40,8 @@ settings.load_profile(os.environ.get("BIPACE_HYPOTHESIS", "default"))
 # Trainers have a separate environment (`make test-integrations`), since they pin other packages.
 _MISSING = [name for name in ("trl", "verl") if importlib.util.find_spec(name) is None]
 _NO_PROGRAM = [name for name in ("typer", "rich", "pyarrow") if importlib.util.find_spec(name) is None]
-collect_ignore_glob = ["integrations"] * bool(_MISSING) + ["cli", "clusters/test_epsilon.py"] * bool(_NO_PROGRAM)
+collect_ignore_glob = ["integrations"] * bool(_MISSING)
+collect_ignore_glob += ["cli", "clusters/test_epsilon.py", "packaging/test_optional_packages.py"] * bool(_NO_PROGRAM)
 
 
 # Files of stages that CUDA leaves to Triton: its run tests them.

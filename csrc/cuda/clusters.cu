@@ -235,7 +235,7 @@ struct Work {
 
   // Applies a batch in order.
   BIPACE_DEVICE void apply(const float (&products)[gpu::kWarp], const Batch& batch) const {
-    constexpr uint32_t kAhead = 4;
+    constexpr uint32_t kAhead = 3;
     float ahead[kAhead][4], s = 0.0f;
     const auto load = [&](uint32_t i) {
       gpu::load_shared(ahead[i % kAhead], batch.at + i % gpu::kWarp * sizeof(Entry));
@@ -248,14 +248,14 @@ struct Work {
     // cluster finds there is asked for before others are done.
     const auto apply_some = [&](uint32_t some, bool may_begin) {
       float pull = pull_of(some), begun[kSome];
-      float* places[kSome];
+      int places[kSome];
 #pragma unroll
       for (uint32_t i = 0; i < kSome && may_begin; ++i) {
         const bool begins = batch.begins >> (some + i) & 1;
         float place, change;
         gpu::load_shared(place, change, batch.at + (some + i) * sizeof(Entry));
-        places[i] = column + static_cast<int>(gpu::bits_of(place));
-        begun[i] = begins && change != kSeed ? *places[i] : 0.0f;
+        places[i] = static_cast<int>(gpu::bits_of(place));
+        begun[i] = begins && change != kSeed ? column[places[i]] : 0.0f;
       }
 #pragma unroll
       for (uint32_t i = some; i < some + kSome; ++i) {
@@ -264,7 +264,7 @@ struct Work {
         if (i + 1 < some + kSome) pull = pull_of(i + 1);  // before S needs it
         if (may_begin && (batch.begins >> i & 1)) {
           if (i > 0) *at = s;
-          at = places[i - some];
+          at = column + places[i - some];
           s = begun[i - some];
         }
         s = moved(s, change, pull_now);
