@@ -374,7 +374,7 @@ def advantage(ctx: Context) -> None:
 def critic(ctx: Context) -> None:
     """Config.gae() against BiPACE on the same fingerprints, and against a Gaussian process by BLAS and LAPACK."""
     group, batch = bk.Config.gae(share="group"), bk.Config.gae()
-    plain = bk.Config.gae(share="group", luck_noise=0, kernel_directions=None, kernel_inside=0)  # the first form
+    plain = bk.Config.gae(share="group", luck_noise=0, kernel_directions=None)  # the first form
     for shape in ctx.shapes(*w.TRAINING[:2]):
         x = Hidden(shape)
         result = x.whole(config=plain)
