@@ -2,7 +2,7 @@
 // afterwards, would put the rounding of cosines near 0.99 into every entry); K in float64.  With M = K_mm + jitter of
 // the landmarks and U = K_im, C + N is A inside a block and U M^-1 U^T elsewhere: D + U M^-1 U^T, D = A - U M^-1 U^T
 // block by block.  Sherman, Morrison and Woodbury's formula, once for the whole and once for D, needs only A^-1 of each
-// of the b blocks:
+// of b blocks:
 //     q = U^T A^-1 y,   P = (M - U^T A^-1 U)^-1,   w = (M^-1 + sum (P - M^-1))^-1 sum P q,
 //     (C + N)^-1 y = A^-1 (y + U P (q - w))
 #include "cpu/critic.h"
@@ -66,7 +66,7 @@ void add_diagonal(Symmetric& matrix, int64_t n, double added) {
   for (int64_t i = 0; i < n; ++i) matrix.row(i)[i] += added;
 }
 
-// The upper triangle of `matrix`, or as much of it as `sum` has, is added to it.
+// sum += the upper triangle of `matrix`, which may be larger.
 void add_upper(const Symmetric& matrix, Symmetric& sum) {
   for (int64_t i = 0; i < sum.n; ++i) {
     for (int64_t j = i; j < sum.n; ++j) sum.row(i)[j] += matrix.row(i)[j];

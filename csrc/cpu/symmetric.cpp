@@ -157,15 +157,16 @@ std::vector<double> eigenvectors(const DotKernels& dot, Symmetric& a) {
     }
   }
   diagonalise(dot, value, beside, turned);
-  std::vector<int64_t> order(static_cast<size_t>(a.n));
+  std::vector<int64_t> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t i, int64_t j) { return value[static_cast<size_t>(i)] > value[static_cast<size_t>(j)]; });
   std::vector<double> sorted;
   for (int64_t k = 0; k < n; ++k) {
     double* const row = turned.row(order[static_cast<size_t>(k)]);
-    for (int64_t r = n - 1; r >= 0; --r)
+    for (int64_t r = n - 1; r >= 0; --r) {
       dot.subtract(reflection.row(r), 2.0 * dot.product(reflection.row(r), row, n), n, row);
+    }
     std::copy(row, row + n, a.row(k));
     sorted.push_back(value[static_cast<size_t>(order[static_cast<size_t>(k)])]);
   }
