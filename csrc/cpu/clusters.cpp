@@ -34,7 +34,7 @@ struct Free {
 using Floats = std::unique_ptr<float[], Free>;
 
 Floats allocate(int64_t n) {
-  const size_t bytes = (static_cast<size_t>(n) * sizeof(float) + 63) / 64 * 64;
+  const size_t bytes = (n * sizeof(float) + 63) / 64 * 64;
   float* p = static_cast<float*>(std::aligned_alloc(64, bytes));
   if (!p) throw std::bad_alloc();
   return Floats(p);
@@ -362,7 +362,7 @@ class GroupClusters {
         for (int32_t j = seeded ? next_[cluster.first] : cluster.first; j >= 0; j = next_[j]) {
           const double decay = 1.0 + change_[j];
           keep *= decay;
-          for (size_t i = static_cast<size_t>(begin); i < weights_.size(); ++i) {
+          for (size_t i = begin; i < weights_.size(); ++i) {
             weights_[i] = static_cast<float>(static_cast<double>(weights_[i]) * decay);
           }
           sources_.push_back(block_[j]);
@@ -412,8 +412,7 @@ class GroupClusters {
         const int64_t n = sum.end - sum.begin, rows = cluster.centroid ? n - 1 : n;
         read_panels(rows_, dot_, sources_.data() + sum.begin, rows, first, len, buffer.get(), panel_, x.data());
         if (rows < n) x[rows] = cluster.centroid + first;
-        squares_[i * static_cast<size_t>(panels_) + static_cast<size_t>(p)] =
-            dot_.fold(x.data(), weights_.data() + sum.begin, n, len, sum.target + first);
+        squares_[i * panels_ + p] = dot_.fold(x.data(), weights_.data() + sum.begin, n, len, sum.target + first);
       }
     }
   }

@@ -109,9 +109,8 @@ struct Work {
 
   // K of row i of a and the rows of b from `first` on, in place of their products.
   void entries(const Bundled& a, int64_t i, const Bundled& b, int64_t first, double* row) const {
-    const size_t own = static_cast<size_t>(i);
-    const KernelRow of{a.square[own], a.reciprocal[own],  a.time[own],
-                       kFlat,         1.0 / kernel.width, kernel.horizon > 0.0 ? 1.0 / kernel.horizon : 0.0};
+    const KernelRow of{a.square[i], a.reciprocal[i],    a.time[i],
+                       kFlat,       1.0 / kernel.width, kernel.horizon > 0.0 ? 1.0 / kernel.horizon : 0.0};
     dot.exponents(of, b.square.data() + first, b.reciprocal.data() + first, b.time.data() + first, b.size() - first,
                   row + first);
     dot.exponential(row + first, b.size() - first);
@@ -122,13 +121,13 @@ struct Work {
     fill_bundles(dot, from, dim, records, n, block.rows);
     matrix.reset(n);
     multiply(dot, block.rows, block.rows, matrix.data.data(), matrix.stride);
-    block.time.resize(static_cast<size_t>(n));
-    block.square.resize(static_cast<size_t>(n));
-    block.reciprocal.resize(static_cast<size_t>(n));
+    block.time.resize(n);
+    block.square.resize(n);
+    block.reciprocal.resize(n);
     for (int64_t i = 0; i < n; ++i) {
-      block.time[static_cast<size_t>(i)] = static_cast<double>(time[records[i]]);
-      block.square[static_cast<size_t>(i)] = matrix.row(i)[i];
-      block.reciprocal[static_cast<size_t>(i)] = 1.0 / std::sqrt(matrix.row(i)[i]);
+      block.time[i] = static_cast<double>(time[records[i]]);
+      block.square[i] = matrix.row(i)[i];
+      block.reciprocal[i] = 1.0 / std::sqrt(matrix.row(i)[i]);
     }
     for (int64_t i = 0; i < n; ++i) {
       double* const row = matrix.row(i);
@@ -144,24 +143,23 @@ struct Work {
     if (!trajectory) return;
     const int64_t* const of = block.records;
     std::vector<double>&decay = scratch.decay, &later = scratch.later;
-    decay.assign(static_cast<size_t>(block.size), 0.0);  // gamma^(steps since the record before), 0 for a first one
-    later.assign(static_cast<size_t>(block.size), 1.0);
+    decay.assign(block.size, 0.0);  // gamma^(steps since the record before), 0 for a first one
+    later.assign(block.size, 1.0);
     for (int64_t j = 1; j < block.size; ++j) {
       if (trajectory[of[j]] != trajectory[of[j - 1]]) continue;
-      decay[static_cast<size_t>(j)] =
-          std::pow(kernel.gamma, static_cast<double>(steps_between(time[of[j - 1]], time[of[j]])));
+      decay[j] = std::pow(kernel.gamma, static_cast<double>(steps_between(time[of[j - 1]], time[of[j]])));
     }
     for (size_t j = later.size() - 1; j > 0; --j) later[j - 1] += decay[j] * decay[j] * later[j];
     for (int64_t j = 1; j < block.size; ++j) {
       if (trajectory[of[j]] == trajectory[of[j - 1]] && time[of[j]] == time[of[j - 1]]) {
-        later[static_cast<size_t>(j)] = later[static_cast<size_t>(j - 1)];
+        later[j] = later[j - 1];
       }
     }
     for (int64_t i = 0; i < block.size; ++i) {
       double power = kernel.luck;
       for (int64_t j = i; j < block.size && trajectory[of[j]] == trajectory[of[i]]; ++j) {
-        if (j > i) power *= decay[static_cast<size_t>(j)];
-        add(i, j, power * later[static_cast<size_t>(j)]);
+        if (j > i) power *= decay[j];
+        add(i, j, power * later[j]);
       }
     }
   }
@@ -218,16 +216,16 @@ struct Values {
     const int64_t triangle = Symmetric::triangle(longest);
     const bool keep = n_blocks * triangle <= kRoom;
     const int64_t runs = std::min(kRuns, n_blocks);
-    std::vector<Symmetric> sums(static_cast<size_t>(runs));
+    std::vector<Symmetric> sums(runs);
     std::vector<double> factors = large_zeros(keep ? n_blocks * triangle : 0), solved = large_zeros(tall * width);
     std::vector<double> inverse = large_zeros(n_blocks * wide * width);
     parallel_for(runs, n_threads, [&](int64_t r, int worker) {
       const DefaultFloats floats_mode;
-      Scratch& own = scratch[static_cast<size_t>(worker)];
-      Symmetric &sum = sums[static_cast<size_t>(r)], rest;
+      Scratch& own = scratch[worker];
+      Symmetric &sum = sums[r], rest;
       sum.clear(width);
       for (int64_t b = r * n_blocks / runs; b < (r + 1) * n_blocks / runs; ++b) {
-        const Block& block = blocks[static_cast<size_t>(b)];
+        const Block& block = blocks[b];
         factor(block, own);
         const int64_t n = own.matrix.n;
         double* const x = solved.data() + block.first * width;
@@ -253,32 +251,32 @@ struct Values {
 
     Symmetric inner;  // sum P + (1 - b) M^-1
     inner.clear(wide);
-    std::vector<double> weight(static_cast<size_t>(wide), 0.0), identity(static_cast<size_t>(wide * wide), 0.0);
-    for (int64_t k = 0; k < wide; ++k) identity[static_cast<size_t>(k * wide + k)] = 1.0;
+    std::vector<double> weight(wide, 0.0), identity(wide * wide, 0.0);
+    for (int64_t k = 0; k < wide; ++k) identity[k * wide + k] = 1.0;
     factorise(dot, among);
     solve_forward(dot, among, identity.data(), wide, wide);
     add_square(dot, inner, identity.data(), wide, wide, 1.0 - static_cast<double>(n_blocks));
     for (const Symmetric& sum : sums) {
       add_upper(sum, inner);
-      for (int64_t i = 0; i < wide; ++i) weight[static_cast<size_t>(i)] += sum.row(i)[wide];
+      for (int64_t i = 0; i < wide; ++i) weight[i] += sum.row(i)[wide];
     }
     factorise(dot, inner);
     solve(dot, inner, weight);
     parallel_for(n_blocks, n_threads, [&](int64_t b, int worker) {
       const DefaultFloats floats_mode;
-      Scratch& own = scratch[static_cast<size_t>(worker)];
-      const Block& block = blocks[static_cast<size_t>(b)];
+      Scratch& own = scratch[worker];
+      const Block& block = blocks[b];
       if (keep) own.matrix.unpack(factors.data() + b * triangle, block.size);
       if (!keep) factor(block, own);
-      std::vector<double> towards(static_cast<size_t>(wide), 0.0);  // P (q - w) = V^T (V q - V w)
+      std::vector<double> towards(wide, 0.0);  // P (q - w) = V^T (V q - V w)
       for (int64_t k = 0; k < wide; ++k) {
         const double* const v = inverse.data() + (b * wide + k) * width;
         dot.subtract(v, dot.product(v, weight.data(), wide) - v[wide], wide, towards.data());
       }
-      own.column.assign(static_cast<size_t>(own.matrix.n), 0.0);
+      own.column.assign(own.matrix.n, 0.0);
       for (int64_t i = 0; i < block.size; ++i) {
         const double* const of = solved.data() + (block.first + i) * width;
-        own.column[static_cast<size_t>(i)] = of[wide] + dot.product(of, towards.data(), wide);
+        own.column[i] = of[wide] + dot.product(of, towards.data(), wide);
       }
       solve_backward(dot, own.matrix, own.column.data());
       set(block, own);
@@ -288,16 +286,16 @@ struct Values {
   // value = prior + C x = prior + y - (luck L L^T + noise) x of the records of a block, x = (C + luck L L^T + noise)^-1
   // y in the scratch's column.
   void set(const Block& block, Scratch& own) const {
-    std::vector<double> rest(static_cast<size_t>(block.size));
-    const auto x = [&](int64_t i) { return own.column[static_cast<size_t>(i)]; };
-    for (int64_t i = 0; i < block.size; ++i) rest[static_cast<size_t>(i)] = work.kernel.noise * x(i);
+    std::vector<double> rest(block.size);
+    const std::vector<double>& x = own.column;
+    for (int64_t i = 0; i < block.size; ++i) rest[i] = work.kernel.noise * x[i];
     work.for_luck(block, own, [&](int64_t i, int64_t j, double luck) {
-      rest[static_cast<size_t>(i)] += luck * x(j);
-      if (j > i) rest[static_cast<size_t>(j)] += luck * x(i);
+      rest[i] += luck * x[j];
+      if (j > i) rest[j] += luck * x[i];
     });
     for (int64_t i = 0; i < block.size; ++i) {
       double& of = value[block.records[i]];
-      of = (from_mean ? of : 0.0) + difference(block.records[i]) - rest[static_cast<size_t>(i)];
+      of = (from_mean ? of : 0.0) + difference(block.records[i]) - rest[i];
     }
   }
 
@@ -315,10 +313,10 @@ constexpr int64_t kTaskRows = 64;
 Bundles leading_directions(const DotKernels& dot, const float* rows, int64_t dim, const int64_t* landmarks, int64_t m,
                            int64_t most, std::vector<double>& offsets) {
   const int64_t wide = Symmetric::padded(m);
-  std::vector<double> centred(static_cast<size_t>(dim * wide), 0.0), means(static_cast<size_t>(dim));
+  std::vector<double> centred(dim * wide, 0.0), means(dim);
   for (int64_t e = 0; e < dim; ++e) {
     double* const row = centred.data() + e * wide;
-    double& mean = means[static_cast<size_t>(e)];
+    double& mean = means[e];
     for (int64_t k = 0; k < m; ++k) mean += row[k] = static_cast<double>(rows[landmarks[k] * dim + e]);
     mean /= static_cast<double>(std::max<int64_t>(m, 1));
     for (int64_t k = 0; k < m; ++k) row[k] -= mean;
@@ -331,14 +329,14 @@ Bundles leading_directions(const DotKernels& dot, const float* rows, int64_t dim
   }
   const std::vector<double> values = eigenvectors(dot, square);
   std::vector<float> directions;
-  for (int64_t j = 0; j < std::min(most, m) && values[static_cast<size_t>(j)] > kSmallest * values[0]; ++j) {
-    const double value = values[static_cast<size_t>(j)], scale = std::pow(values[0] / value, 0.25) / std::sqrt(value);
+  for (int64_t j = 0; j < std::min(most, m) && values[j] > kSmallest * values[0]; ++j) {
+    const double value = values[j], scale = std::pow(values[0] / value, 0.25) / std::sqrt(value);
     const double* const vector = square.row(j);
     offsets.push_back(0.0);
     for (int64_t e = 0; e < dim; ++e) {
       const double sum = scale * dot.product(centred.data() + e * wide, vector, wide);
       directions.push_back(static_cast<float>(sum));
-      offsets.back() += means[static_cast<size_t>(e)] * static_cast<double>(directions.back());
+      offsets.back() += means[e] * static_cast<double>(directions.back());
     }
   }
   std::vector<int64_t> every(offsets.size());
@@ -360,14 +358,14 @@ void cluster_values(const float* returns, const int64_t* labels, const int64_t* 
     if (!labels) return;
     // Labels are dense over the batch, so those of a group are close together.
     const auto [low, high] = std::minmax_element(labels + begin, labels + begin + n);
-    std::vector<double> total(static_cast<size_t>(*high - *low) + 1, 0.0);
+    std::vector<double> total(*high - *low + 1, 0.0);
     std::vector<int64_t> size(total.size(), 0);
     for (int64_t i = begin; i < begin + n; ++i) {
-      total[static_cast<size_t>(labels[i] - *low)] += static_cast<double>(returns[i]) - mean;
-      ++size[static_cast<size_t>(labels[i] - *low)];
+      total[labels[i] - *low] += static_cast<double>(returns[i]) - mean;
+      ++size[labels[i] - *low];
     }
     for (int64_t i = begin; i < begin + n; ++i) {
-      const size_t c = static_cast<size_t>(labels[i] - *low);
+      const int64_t c = labels[i] - *low;
       value[i] = mean + total[c] / (static_cast<double>(size[c]) + shrinkage);
     }
   });
@@ -379,8 +377,8 @@ void unit_rows(const Rows& rows, const int64_t* order, int64_t n_records, const 
   prefer_huge_pages(out, static_cast<size_t>(n_records * width) * sizeof(float));
   parallel_for((n_records + kTaskRows - 1) / kTaskRows, n_threads, [&](int64_t task, int) {
     const DefaultFloats floats_mode;
-    std::vector<float> buffer(static_cast<size_t>(width));
-    std::vector<double> sum(static_cast<size_t>(width));
+    std::vector<float> buffer(width);
+    std::vector<double> sum(width);
     for (int64_t i = task * kTaskRows; i < std::min(n_records, (task + 1) * kTaskRows); ++i) {
       if (keys) keys[i] = key_of_row(rows, dot, order[i], weights);  // first: it brings the row into the cache
       ScaledRow row{order[i], 1.0f};
@@ -395,7 +393,7 @@ void unit_rows(const Rows& rows, const int64_t* order, int64_t n_records, const 
         const int64_t len = std::min(width, rows.dim - from);
         dot.add_signed(read_panel(rows, dot, row, from, len, buffer.data()), signs + from, len, sum.data());
       }
-      for (int64_t e = 0; e < width; ++e) to[e] = static_cast<float>(reciprocal * sum[static_cast<size_t>(e)]);
+      for (int64_t e = 0; e < width; ++e) to[e] = static_cast<float>(reciprocal * sum[e]);
     }
   });
 }
@@ -410,9 +408,9 @@ void whitened_rows(const float* rows, int64_t n_records, int64_t dim, const int6
   parallel_for((n_records + kTaskRows - 1) / kTaskRows, n_threads, [&](int64_t task, int) {
     const DefaultFloats own_mode;
     const int64_t first = task * kTaskRows, n = std::min(kTaskRows, n_records - first);
-    std::vector<int64_t> records(static_cast<size_t>(n));
+    std::vector<int64_t> records(n);
     std::iota(records.begin(), records.end(), first);
-    std::vector<double> products(static_cast<size_t>(kTaskRows * stride), 0.0);
+    std::vector<double> products(kTaskRows * stride, 0.0);
     Bundles own;
     fill_bundles(dot, rows, dim, records.data(), n, own);
     multiply(dot, own, basis, products.data(), stride);
@@ -420,7 +418,7 @@ void whitened_rows(const float* rows, int64_t n_records, int64_t dim, const int6
       float* const to = out + (first + i) * directions;
       std::fill(to, to + directions, std::isnan(rows[(first + i) * dim]) ? rows[(first + i) * dim] : 0.0f);
       for (int64_t j = 0; j < basis.n; ++j) {
-        to[j] = static_cast<float>(products[static_cast<size_t>(i * stride + j)] - offsets[static_cast<size_t>(j)]);
+        to[j] = static_cast<float>(products[i * stride + j] - offsets[j]);
       }
     }
   });
@@ -429,11 +427,11 @@ void whitened_rows(const float* rows, int64_t n_records, int64_t dim, const int6
 void centred_rows(const float* rows, int64_t dim, const int64_t* group_offsets, int64_t n_groups, Share share,
                   float* out, int n_threads) {
   const DotKernels& dot = dot_kernels();
-  const size_t width = static_cast<size_t>(dim);
+  const size_t width = dim;
   prefer_huge_pages(out, static_cast<size_t>(group_offsets[n_groups] * dim) * sizeof(float));
-  std::vector<std::vector<double>> means(static_cast<size_t>(n_groups));  // sums first; the last entry: of how many
+  std::vector<std::vector<double>> means(n_groups);  // sums first; the last entry: of how many
   parallel_for(n_groups, n_threads, [&](int64_t g, int) {
-    std::vector<double>& sum = means[static_cast<size_t>(g)];
+    std::vector<double>& sum = means[g];
     sum.assign(width + 1, 0.0);
     for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) {
       if (std::isnan(rows[i * dim])) continue;
@@ -448,7 +446,7 @@ void centred_rows(const float* rows, int64_t dim, const int64_t* group_offsets, 
     std::fill(means.begin(), means.end(), std::vector<double>(means.empty() ? std::vector<double>() : means[0]));
   }
   parallel_for(n_groups, n_threads, [&](int64_t g, int) {
-    std::vector<double>& mean = means[static_cast<size_t>(g)];
+    std::vector<double>& mean = means[g];
     for (size_t e = 0; e < width; ++e) mean[e] /= std::max(mean[width], 1.0);
     for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) {
       dot.centre(rows + i * dim, mean.data(), dim, out + i * dim);
@@ -473,16 +471,14 @@ void kernel_values(const float* rows, const float* inside, int64_t dim, const fl
     for (int64_t g = first; g < last; ++g) work.gather(group_offsets[g], group_offsets[g + 1], list, sizes);
     const int64_t n = static_cast<int64_t>(list.size()), m = landmarks ? n_landmarks : std::min(n, kLandmarks);
     for (int64_t k = 0; sizes.size() > 1 && k < m; ++k) {
-      const int64_t record = landmarks ? landmarks[k] : list[static_cast<size_t>(batch ? k : k * n / m)];
+      const int64_t record = landmarks ? landmarks[k] : list[batch ? k : k * n / m];
       if (!std::isnan(rows[record * dim])) chosen.push_back(record);
     }
     Values{work, returns, !batch, value}.run(list, sizes, chosen, scratch);
   };
-  std::vector<std::vector<Scratch>> scratch(static_cast<size_t>(batch ? 1 : n_threads),
-                                            std::vector<Scratch>(static_cast<size_t>(batch ? n_threads : 1)));
+  std::vector<std::vector<Scratch>> scratch(batch ? 1 : n_threads, std::vector<Scratch>(batch ? n_threads : 1));
   if (batch) return run(0, n_groups, scratch[0]);
-  parallel_for(n_groups, n_threads,
-               [&](int64_t g, int worker) { run(g, g + 1, scratch[static_cast<size_t>(worker)]); });
+  parallel_for(n_groups, n_threads, [&](int64_t g, int worker) { run(g, g + 1, scratch[worker]); });
 }
 
 void gae_advantage(const double* rewards, const double* value, const int64_t* step, const int64_t* trajectory_offsets,
@@ -525,10 +521,10 @@ void same_action_advantage(const float* rows, int64_t dim, const double* advanta
                            const uint8_t* parsed, const ValueKernel* kernel, double* out, int n_threads) {
   const Work work{rows, nullptr, dim, time, nullptr, *kernel, dot_kernels()};
   const double noise = kernel->noise;
-  std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  std::vector<Scratch> scratch(std::max(n_threads, 1));
   parallel_for(n_groups, n_threads, [&](int64_t g, int worker) {
     const DefaultFloats floats_mode;
-    Scratch& own = scratch[static_cast<size_t>(worker)];
+    Scratch& own = scratch[worker];
     for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) out[i] = advantage[i] / (1.0 + noise);
     std::vector<int64_t> list, sizes, sorted;  // the last: of a block, by action
     work.gather(group_offsets[g], group_offsets[g + 1], list, sizes);
@@ -546,11 +542,11 @@ void same_action_advantage(const float* rows, int64_t dim, const double* advanta
         work.make_kernel(rows, &*first, size, own.block, own.matrix);
         add_diagonal(own.matrix, size, noise);
         factorise(work.dot, own.matrix);
-        own.column.assign(static_cast<size_t>(own.matrix.n), 0.0);
-        for (int64_t i = 0; i < size; ++i) own.column[static_cast<size_t>(i)] = advantage[first[i]];
+        own.column.assign(own.matrix.n, 0.0);
+        for (int64_t i = 0; i < size; ++i) own.column[i] = advantage[first[i]];
         solve(work.dot, own.matrix, own.column);
         for (int64_t i = 0; i < size; ++i) {
-          out[first[i]] = advantage[first[i]] - noise * own.column[static_cast<size_t>(i)];
+          out[first[i]] = advantage[first[i]] - noise * own.column[i];
         }
       }
     }
@@ -560,8 +556,8 @@ void same_action_advantage(const float* rows, int64_t dim, const double* advanta
 void normed_advantage(const double* advantage, const float* returns, const int64_t* group_offsets, int64_t n_groups,
                       StepNorm step_norm, float* out, int n_threads) {
   const int64_t n_records = group_offsets[n_groups];
-  std::vector<double> square(static_cast<size_t>(n_groups), 0.0);
-  std::vector<float> largest(static_cast<size_t>(n_groups), 0.0f);
+  std::vector<double> square(n_groups, 0.0);
+  std::vector<float> largest(n_groups, 0.0f);
   parallel_for(n_groups, n_threads, [&](int64_t g, int) {
     double total = 0.0;
     float most = 0.0f;
@@ -569,8 +565,8 @@ void normed_advantage(const double* advantage, const float* returns, const int64
       total += advantage[i] * advantage[i];
       most = std::max(most, std::abs(returns[i]));
     }
-    square[static_cast<size_t>(g)] = total;
-    largest[static_cast<size_t>(g)] = most;
+    square[g] = total;
+    largest[g] = most;
   });
   const auto reciprocal = [](double total, int64_t n, float most) {
     const double size = n ? std::sqrt(total / static_cast<double>(n)) : 0.0;
@@ -579,8 +575,8 @@ void normed_advantage(const double* advantage, const float* returns, const int64
   double whole = 0.0;
   float most = 0.0f;
   for (int64_t g = 0; g < n_groups; ++g) {
-    whole += square[static_cast<size_t>(g)];
-    most = std::max(most, largest[static_cast<size_t>(g)]);
+    whole += square[g];
+    most = std::max(most, largest[g]);
   }
   const double of_batch = reciprocal(whole, n_records, most);
   constexpr double kLimit = static_cast<double>(std::numeric_limits<float>::max());
@@ -588,7 +584,7 @@ void normed_advantage(const double* advantage, const float* returns, const int64
     const int64_t begin = group_offsets[g], end = group_offsets[g + 1];
     double factor = step_norm == StepNorm::kBatch ? of_batch : 1.0;
     if (step_norm == StepNorm::kGroup) {
-      factor = reciprocal(square[static_cast<size_t>(g)], end - begin, largest[static_cast<size_t>(g)]);
+      factor = reciprocal(square[g], end - begin, largest[g]);
     }
     for (int64_t i = begin; i < end; ++i) {
       out[i] = static_cast<float>(std::clamp(factor * advantage[i], -kLimit, kLimit));

@@ -51,7 +51,7 @@ void fingerprint(const uint8_t* text,  // [size]
     counts[bucket] += sign;
     scratch.touched[i] = static_cast<int64_t>(bucket);
   }
-  std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
+  std::memset(out, 0, dim * sizeof(float));
   const double norm = std::sqrt(static_cast<double>(squares));
   for (int64_t i = 0; i < n_grams; ++i) {
     const int64_t bucket = scratch.touched[i];

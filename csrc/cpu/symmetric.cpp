@@ -38,8 +38,7 @@ void add_square_from(const DotKernels& dot, Symmetric& target, const double* p, 
 // of the identity, become its eigenvectors.
 void diagonalise(const DotKernels& dot, std::vector<double>& value, std::vector<double>& beside, Symmetric& vectors) {
   constexpr double kNone = std::numeric_limits<double>::epsilon();
-  const auto negligible = [&](int64_t k) {
-    const size_t i = static_cast<size_t>(k);
+  const auto negligible = [&](int64_t i) {
     return std::abs(beside[i]) <= kNone * (std::abs(value[i]) + std::abs(value[i + 1]));
   };
   int64_t steps = 40 * vectors.n;  // about two for each value are needed
@@ -50,24 +49,22 @@ void diagonalise(const DotKernels& dot, std::vector<double>& value, std::vector<
     }
     int64_t first = last - 1;
     while (first > 0 && !negligible(first - 1)) --first;
-    const size_t end = static_cast<size_t>(last);
-    const double half = 0.5 * (value[end - 1] - value[end]), off = beside[end - 1];
-    const double shift = value[end] - off * off / (half + std::copysign(std::hypot(half, off), half));
-    double x = value[static_cast<size_t>(first)] - shift, z = beside[static_cast<size_t>(first)];
-    for (int64_t k = first; k < last; ++k) {
-      const size_t i = static_cast<size_t>(k);
+    const double half = 0.5 * (value[last - 1] - value[last]), off = beside[last - 1];
+    const double shift = value[last] - off * off / (half + std::copysign(std::hypot(half, off), half));
+    double x = value[first] - shift, z = beside[first];
+    for (int64_t i = first; i < last; ++i) {
       const double length = std::hypot(x, z), cosine = length > 0.0 ? x / length : 1.0;
       const double sine = length > 0.0 ? z / length : 0.0;
-      if (k > first) beside[i - 1] = length;
+      if (i > first) beside[i - 1] = length;
       const double own = value[i], next = value[i + 1], mixed = 2.0 * cosine * sine * beside[i];
       value[i] = cosine * cosine * own + mixed + sine * sine * next;
       value[i + 1] = sine * sine * own - mixed + cosine * cosine * next;
       x = beside[i] = (cosine * cosine - sine * sine) * beside[i] + cosine * sine * (next - own);
-      if (k + 1 < last) {
+      if (i + 1 < last) {
         z = sine * beside[i + 1];
         beside[i + 1] *= cosine;
       }
-      dot.rotate(cosine, -sine, vectors.n, vectors.row(k), vectors.row(k + 1));
+      dot.rotate(cosine, -sine, vectors.n, vectors.row(i), vectors.row(i + 1));
     }
   }
 }
@@ -133,42 +130,41 @@ std::vector<double> eigenvectors(const DotKernels& dot, Symmetric& a) {
   Symmetric reflection, turned;  // row k: the unit vector of reflection k, 0 up to k; eigenvector k
   reflection.clear(n);
   turned.clear(n);
-  std::vector<double> value(static_cast<size_t>(n)), beside(static_cast<size_t>(n)), w(static_cast<size_t>(n));
+  std::vector<double> value(n), beside(n), w(n);
   for (int64_t k = 0; k < n; ++k) {
     turned.row(k)[k] = 1.0;
-    value[static_cast<size_t>(k)] = a.row(k)[k];
+    value[k] = a.row(k)[k];
     const int64_t first = (k + 1) / 8 * 8, size = n - first;  // products take eight at a time
     double* const v = reflection.row(k);
     std::copy(a.row(k) + k + 1, a.row(k) + n, v + k + 1);
     const double length = std::sqrt(dot.product(v + first, v + first, size));
     if (length == 0.0) continue;
-    beside[static_cast<size_t>(k)] = -std::copysign(length, v[k + 1]);
-    v[k + 1] -= beside[static_cast<size_t>(k)];
+    beside[k] = -std::copysign(length, v[k + 1]);
+    v[k + 1] -= beside[k];
     dot.divide(std::sqrt(dot.product(v + first, v + first, size)), size, v + first);
     // A - v w^T - w v^T with w = p - (v . p) v and p = 2 A v
     std::fill(w.begin(), w.end(), 0.0);
     for (int64_t i = k + 1; i < n; ++i) {
-      w[static_cast<size_t>(i)] = 2.0 * dot.product(a.row(i) + first, v + first, size);
+      w[i] = 2.0 * dot.product(a.row(i) + first, v + first, size);
     }
     dot.subtract(v + first, dot.product(v + first, w.data() + first, size), size, w.data() + first);
     for (int64_t i = k + 1; i < n; ++i) {
-      dot.subtract(v + first, w[static_cast<size_t>(i)], size, a.row(i) + first);
+      dot.subtract(v + first, w[i], size, a.row(i) + first);
       dot.subtract(w.data() + first, v[i], size, a.row(i) + first);
     }
   }
   diagonalise(dot, value, beside, turned);
-  std::vector<int64_t> order(static_cast<size_t>(n));
+  std::vector<int64_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t i, int64_t j) { return value[static_cast<size_t>(i)] > value[static_cast<size_t>(j)]; });
+  std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return value[i] > value[j]; });
   std::vector<double> sorted;
   for (int64_t k = 0; k < n; ++k) {
-    double* const row = turned.row(order[static_cast<size_t>(k)]);
+    double* const row = turned.row(order[k]);
     for (int64_t r = n - 1; r >= 0; --r) {
       dot.subtract(reflection.row(r), 2.0 * dot.product(reflection.row(r), row, n), n, row);
     }
     std::copy(row, row + n, a.row(k));
-    sorted.push_back(value[static_cast<size_t>(order[static_cast<size_t>(k)])]);
+    sorted.push_back(value[order[k]]);
   }
   return sorted;
 }

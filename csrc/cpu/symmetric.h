@@ -24,12 +24,12 @@ struct Symmetric {
   void resize(int64_t size) {
     n = padded(size);
     stride = n % 512 == 0 ? n + 8 : n;  // rows a multiple of 4 KB apart would share the sets of the cache
-    data.resize(static_cast<size_t>(n * stride));
+    data.resize(n * stride);
   }
   // Zeros, without padding.
   void clear(int64_t size) {
     n = stride = size;
-    data.assign(static_cast<size_t>(n * n), 0.0);
+    data.assign(n * n, 0.0);
   }
   // Copies the triangle to and from memory of triangle(n) entries.
   void pack(double* to) const {
