@@ -113,6 +113,8 @@ def check_dense(value: Tensor, name: str) -> Tensor:
     # The compiler cannot trace the question whether this is a derivative that torch knows to be 0.
     if value.is_meta or (not torch.compiler.is_compiling() and value._is_zerotensor()):
         raise TypeError(f"{name} must be a dense tensor, got one that has no memory; make it with torch.zeros().")
+    if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # DTensor, MaskedTensor, FakeTensor
+        raise TypeError(f"{name} must be a plain tensor, got {type(value).__name__}; pass e.g. DTensor.full_tensor().")
     return value.resolve_neg()
 
 

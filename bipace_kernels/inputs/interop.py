@@ -36,7 +36,7 @@ def to_torch(value: Any, name: str) -> Any:
     subclass's __len__ may be wrong.  TypeError for nested tensors, and for masked arrays, whose mask would be ignored.
     """
     if isinstance(value, torch.Tensor):
-        return checks.check_dense(value, name) if value.is_nested else value
+        return checks.check_dense(value, name) if value.is_nested or type(value) is not torch.Tensor else value
     if isinstance(value, (list, tuple)):
         return tuple(value)
     checks.check_unmasked(value, name)
@@ -54,7 +54,7 @@ def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
     """to_torch() of arguments by name, at the start of every public function that takes rows."""
     found = dict(given)
     for name, value in given.items():
-        if value is not None and (not isinstance(value, torch.Tensor) or value.is_nested):
+        if value is not None and (type(value) is not torch.Tensor or value.is_nested):
             found[name] = to_torch(value, name)
     return found
 

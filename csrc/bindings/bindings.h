@@ -45,6 +45,17 @@ auto bound(Result (*function)(Arguments...)) {
 
 constexpr int64_t kObjectsBetweenPolls = 1 << 16;  // some milliseconds
 
+// The address of a tensor's memory.  FakeTensors and wrappers, such as DTensor, have none and give 0.
+inline void* memory_of(py::handle tensor) {
+  void* memory = PyLong_AsVoidPtr(py::object(tensor.attr("data_ptr")()).ptr());
+  if (memory == nullptr && tensor.attr("numel")().cast<int64_t>() != 0) {
+    throw py::type_error(
+        "tensors must have memory, got a " + py::str(py::type::of(tensor).attr("__name__")).cast<std::string>() +
+        " without; pass plain tensors, e.g. of DTensor.full_tensor(), and call outside of FakeTensorMode.");
+  }
+  return memory;
+}
+
 // poll_interrupt() where the GIL is held; a signal's handler may run any Python code.
 inline void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -58,14 +69,16 @@ template <>
 struct type_caster<bipace::Address> {
   PYBIND11_TYPE_CASTER(bipace::Address, const_name("tensor"));
   bool load(handle source, bool) {
-    object number = reinterpret_borrow<object>(source);
     if (source.is_none()) {
-      number = int_(0);
-    } else if (!PyLong_Check(source.ptr()) && hasattr(source, "data_ptr")) {
-      number = source.attr("data_ptr")();
+      value.memory = nullptr;
+      return true;
     }
-    if (!PyLong_Check(number.ptr())) return false;
-    value.memory = PyLong_AsVoidPtr(number.ptr());
+    if (!PyLong_Check(source.ptr())) {
+      if (!hasattr(source, "data_ptr")) return false;
+      value.memory = bipace::memory_of(source);
+      return true;
+    }
+    value.memory = PyLong_AsVoidPtr(source.ptr());
     return value.memory != nullptr || !PyErr_Occurred() || (PyErr_Clear(), false);
   }
 };
@@ -77,7 +90,7 @@ struct type_caster<bipace::Rows> {
   bool load(handle source, bool) {
     const std::string dtype = str(source.attr("dtype"));
     const tuple stride = source.attr("stride")();
-    value.data = PyLong_AsVoidPtr(object(source.attr("data_ptr")()).ptr());
+    value.data = bipace::memory_of(source);
     value.dtype = dtype == "torch.float32"    ? bipace::DType::kFloat32
                   : dtype == "torch.bfloat16" ? bipace::DType::kBfloat16
                                               : bipace::DType::kFloat16;

@@ -38,6 +38,12 @@ def nested():
         return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 
 
+def wrapped():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # likewise
+        return torch.masked.masked_tensor(torch.ones(N), torch.arange(N) != 3)
+
+
 BAD = {
     # argument: (value, exception, words of the message)
     "group": [
@@ -67,6 +73,7 @@ BAD = {
         (["a"] * N, TypeError, "step must be integers"),
     ],
     "rewards": [
+        (wrapped(), TypeError, "rewards must be a plain tensor, got MaskedTensor"),
         (np.ma.array(BATCH.rewards, mask=np.arange(N) == 3), TypeError, "rewards must not be a masked array"),
         (nested(), TypeError, "rewards must be a dense tensor, got a nested one"),
         ([0.0] * (N - 1) + [10**400], ValueError, "rewards must be real numbers.* an integer of more than 64 bits"),

@@ -12,8 +12,11 @@ from batches import CONFIGS, OUTPUTS, assert_same, make_batch
 from hypothesis import given, strategies as st
 from lying import LyingList
 from refusals import refused
+from torch._subclasses import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 import bipace_kernels as bk
+from bipace_kernels.backends import dispatch
 from bipace_kernels.inputs import checks
 from bipace_kernels.support import warnings as _warnings
 
@@ -378,6 +381,17 @@ def test_unaligned_arrays_are_copied_and_masked_ones_in_lists_refused():
         bk.advantage([0, 0], [0, 1], [0.0, 1.0], observation=images, config=bk.Config.gigpo())
     images[1] = np.ma.masked_array([1, 2], mask=False)  # nothing is masked
     bk.advantage([0, 0], [0, 1], [0.0, 1.0], observation=images, config=bk.Config.gigpo())
+
+
+def test_tensors_without_memory_are_no_crash_of_native_code():
+    """As what torch makes inside FakeTensorMode, or a DTensor that a stage gets: their address is 0."""
+    texts = ["go <action>north</action>"] * 3
+    with FakeTensorMode():
+        refused("must have memory, got a FakeTensor", bk.action_keys, texts, error=TypeError)
+        refused("must have memory, got a FakeTensor", bk.ngram_fingerprint, texts, error=TypeError, dim=8)
+    rows, clusters = TwoTensor(torch.ones(4, 2), torch.ones(4, 2)), dispatch.choose("cpu").clusters
+    records = bk.layout([0] * 4, range(4)).on("cpu")
+    refused("must have memory, got a TwoTensor", clusters.scan_rows, records, rows, error=TypeError)
 
 
 def test_an_unknown_argument_or_field_of_a_preset_suggests_one():
