@@ -126,8 +126,7 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
     if trained:
         shown.append({"key": TRAINED, "label": "as trained", "meaning": "what the trainer used", "partition": TRAINED})
     content: dict[str, Any] = {"groups": [], "rollouts": [], "columns": _columns([row["key"] for row in shown])}
-    recorded = [name for name in REASONS if getattr(records[0], f"trained_{name}") is not None]
-    content["columns"]["trained"] = {name: [] for name in recorded}
+    content["columns"]["trained"] = {n: [] for n in REASONS if getattr(records[0], f"trained_{n}") is not None}
     for number, part in enumerate(parts):
         _add(content, texts, part, number, options, _estimators(part, options, has_actions))
     return {
@@ -140,6 +139,7 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
         "success_above": options.success_above if records[0].success is None else None,
         "neighbours": TRAINED if records[0].trained_neighbours is not None else "recomputed",
         "has_actions": has_actions,
+        "action_tag": options.action_mode == "action_tag",
         **content,
         "texts": list(texts),
     }

@@ -275,8 +275,7 @@ def test_in_chromium(browser, tmp_path):
     page.fill("#least", "1")
     wanted = sorted((abs(a) for a in advantage if abs(a) >= 1), reverse=True)
     page.locator("#steps thead button").nth(4).click()
-    fifth = page.locator("#steps tbody td:nth-child(5)").all_inner_texts()
-    shown = [abs(float(text.replace("−", "-"))) for text in fifth]
+    shown = [abs(float(a.replace("−", "-"))) for a in page.locator("#steps tbody td:nth-child(5)").all_inner_texts()]
     assert shown == pytest.approx(wanted, abs=6e-4) and 0 < len(shown) < 12
     page.fill("#least", "0")
     page.fill("#disagree", "0.7")
@@ -388,11 +387,10 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
         assert sign == f"var(--{'above' if a > 0 else 'below' if a < 0 else 'none'})"
     page.select_option("#partition", "exact")
     assert dots.all_inner_texts() == ["A", "B", "A", "", "A", "B"]  # rooms, halls, and the roof alone
-    size = "node => getComputedStyle(node).fontSize"
     for width, shown in ((100 + 12 * 2, "0px"), (1400, "10px")):  # letters where they have room
         page.eval_on_selector("#timeline", f"node => {{ node.style.width = '{width}px' }}")
         page.wait_for_timeout(200)
-        assert dots.first.evaluate(size) == shown
+        assert dots.first.evaluate("node => getComputedStyle(node).fontSize") == shown
     page.eval_on_selector("#timeline", "node => { node.style.width = '' }")
     dots.nth(5).click()
     assert page.inner_text("#step-title") == "Step 1 of rollout 2"
@@ -402,8 +400,7 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     assert turns.locator(".go").all_inner_texts() == ["1 · 0", "1 · 1"]
     page.select_option("#first", label="2 (failure)")
     assert [turn.locator("pre").all_inner_texts() for turn in turns.all()] == [["room", "WAIT "], ["hall", " take"]]
-    beside = [text.replace("−", "-") for text in turns.locator("b.number").all_inner_texts()]
-    beside = [float(text.removeprefix("A ")) for text in beside]
+    beside = [float(text[2:].replace("−", "-")) for text in turns.locator("b.number").all_inner_texts()]
     assert beside == pytest.approx(columns["advantage"]["bipace"][4:6], abs=6e-4)
     page.select_option("#view", "pair")
     assert turns.locator(".go").all_inner_texts() == ["2 · 0", "0 · 0", "2 · 1", "0 · 1"]  # a failure, the success
@@ -474,11 +471,12 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
             reason = {"value": 0.25 * i, "returns": 0.5, "delta": 0.125 - i, "step_term": i - 2.5, "advantage": i - 2.5}
             near = {"bipace_cluster": i, "bipace_neighbours": [(i + 2) % 6], "bipace_kernel": [0.75]}
             own = {f"bipace_{name}": value for name, value in reason.items()} | near
-            rows.append(dict(row, reward=row["reward"] * update / 100, step=row["step"]) | own)
+            action = f"so <action> {row['action']} </action>"
+            rows.append(dict(row, reward=row["reward"] * update / 100, action=action) | own)
         paths.append(tmp_path / f"update_{update:08d}.parquet")
         pq.write_table(pa.Table.from_pylist(rows), paths[-1])
     folder = tmp_path / "out"
-    assert run("report", *paths, "--out", folder, "--epsilons", "0.25", "--html", "--no-similar").exit_code == 0
+    made_by(paths[0], folder, *paths[1:], "--action-mode", "action_tag")
     page, wrong = opened(browser, folder)
     # Updates in their order, with metrics along them; the slider shows the groups of one.
     success = page.locator("#course figure").first
@@ -489,6 +487,7 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
         page.keyboard.press(key)
         assert page.inner_text("#update") == name
         assert page.locator("#groups tbody td:first-child").all_inner_texts() == [f"key {name.partition(' (')[0]}"]
+        assert page.inner_text("#timeline-title") == f"Timeline of key, {name.partition(' (')[0]}"
         assert page.inner_text("#step dl").count(f"update_{int(name.split()[1]):08d}.parquet") == 1
     link = page.url
     page.click("#every")
@@ -514,6 +513,7 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
     assert page.eval_on_selector_all("#cells .cell", peers) == [False] * 5 + [True]
     assert page.inner_text("#reason tbody").split() == ["0.750", "0.500", "−2.875", "+0.500"]
     assert page.locator("#neighbours tbody tr").all_inner_texts() == ["2 · 1\ttake\t0.000\t0.750"]
+    assert page.text_content("#action").startswith("so <action> ")  # lists show what stands between the tags
     for width in (360, 1280, 2560):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(200)

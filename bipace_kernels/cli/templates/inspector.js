@@ -63,7 +63,13 @@ function full(index) {
   return typeof found === "string" ? found
     : `${found.start}… (${found.more.toLocaleString("en")} more characters in the file)`;
 }
-const oneLine = (index) => text(index).slice(0, 300).replace(/\s+/g, " ").trim();
+const flat = (long) => long.slice(0, 300).replace(/\s+/g, " ").trim();
+const oneLine = (index) => flat(text(index));
+// In cells and lists: what is compared, which may stand between tags at the end of a long response.
+function actionOf(i) {
+  const whole = text(columns.action[i]), tagged = data.action_tag && /<action>(.*?)<\/action>/s.exec(whole);
+  return flat((tagged && tagged[1].trim()) || whole);
+}
 const place = (i) => `${data.rollouts[columns.rollout[i]].name} · ${columns.step[i]}`;
 const ofGroup = (g) => members.group.get(g) || [];
 const outcome = (path) => ({ true: "success", false: "failure" }[data.rollouts[path].success] || "");
@@ -243,7 +249,8 @@ function save(name, rows) {
 
 function drawTimeline() {
   const group = data.groups[shown.group], rows = ofGroup(shown.group), table = $("#timeline table");
-  $("#timeline-title").textContent = `Timeline of ${group.task}`;
+  const several = data.files.length > 1;
+  $("#timeline-title").textContent = `Timeline of ${group.task}${several ? `, ${fileName(group.file)}` : ""}`;
   const legend = $("#timeline .legend"), multiple = letters.size;
   const alone = rows.filter((i) => !letters.has(clusterOf(i))).length;
   legend.replaceChildren(
@@ -378,13 +385,13 @@ function fitCells() {
 
 function drawCell(i, largest) {
   const value = columns.advantage[shown.estimator][i], cluster = letters.get(clusterOf(i)),
-    action = oneLine(columns.action[i]);
+    action = actionOf(i);
   const name = cluster ? cluster.name : joined[shown.partition] ? "·" : "";
   const button = make("button", [
     make("span", [make("b", name), make("span", signed(value))], { className: "top" }),
     make("span", action || (data.has_actions ? "(no action)" : ""), { className: "action" }),
   ], {
-    type: "button", tabIndex: -1, title: action,
+    type: "button", tabIndex: -1, title: oneLine(columns.action[i]),
     className: "cell" + (cluster || !joined[shown.partition] ? "" : " alone"),
     "aria-label": `rollout ${place(i)}, cluster ${cluster ? name : "of one"}, advantage ${signed(value)}, ${action}`,
     "--sign": colour(value), "--share": `${Math.round((45 * Math.abs(value)) / largest)}%`,
@@ -448,10 +455,10 @@ function stepColumns() {
       : { name: "V̂", title: "value of its state by GAE; no two steps share a cluster", value: valueOf, cls: "number",
         draw: (i) => numeric(valueOf(i)) },
     { name: "action", title: "its text; hover over one for the observation",
-      value: (i) => oneLine(columns.action[i]), cls: "text",
+      value: actionOf, cls: "text",
       draw: (i) => {
         const title = oneLine(columns.observation[i]);
-        return make("td", oneLine(columns.action[i]), { className: "text", title });
+        return make("td", actionOf(i), { className: "text", title });
       } },
     { name: "R", title: "discounted return-to-go", value: (i) => columns.returns[i], cls: "number",
       draw: (i) => numeric(columns.returns[i]) },
@@ -649,14 +656,14 @@ function drawPeers(i) {
   const name = letters.get(cluster);
   if (data.has_actions) {
     const firsts = [...membersBy(rows.map((k) => columns.same_action[k])).values()].map((own) => rows[own[0]]);
-    const actions = sorted(firsts, (k) => -actionOf(k, rows).length, 1);
+    const actions = sorted(firsts, (k) => -withActionOf(k, rows).length, 1);
     const average = number(mean(rows, columns.returns));
     found.push(make("p", `Mean return of the cluster ${average}; by action (▸ this step's):`, { className: "soft" }));
     const headings = [ACTION, ["steps", "number", "of the cluster, with this action"],
       ["mean R", "number", "of these steps"]];
     found.push(small(headings, actions.map((k) => {
-      const own = actionOf(k, rows), here = columns.same_action[k] === columns.same_action[i];
-      const label = oneLine(columns.action[k]) || "(none)";
+      const own = withActionOf(k, rows), here = columns.same_action[k] === columns.same_action[i];
+      const label = actionOf(k) || "(none)";
       return [make("td", here ? make("b", `▸ ${label}`) : label, { className: "text", title: label }),
         cell(String(own.length), "number"), numeric(mean(own, columns.returns))];
     })));
@@ -664,7 +671,7 @@ function drawPeers(i) {
   const others = rows.filter((k) => k !== i);
   const table = small([WHERE, ACTION, RETURN, ["A", "number", "advantage, by the estimator chosen above"]],
     others.slice(0, 50).map((k) => [
-    cell(go(k)), make("td", oneLine(columns.action[k]), { className: "text", title: oneLine(columns.action[k]) }),
+    cell(go(k)), make("td", actionOf(k), { className: "text", title: oneLine(columns.action[k]) }),
     numeric(columns.returns[k]), numeric(columns.advantage[shown.estimator][k], signed),
   ]));
   table.id = "peers";
@@ -675,7 +682,7 @@ function drawPeers(i) {
   return found;
 }
 
-const actionOf = (k, rows) => rows.filter((other) => columns.same_action[other] === columns.same_action[k]);
+const withActionOf = (k, rows) => rows.filter((other) => columns.same_action[other] === columns.same_action[k]);
 
 function drawNeighbours(i) {
   const near = columns.neighbours[i];
@@ -685,7 +692,7 @@ function drawNeighbours(i) {
     { className: "soft" })];
   const table = small([WHERE, ACTION, RETURN,
     ["k", "number", "kernel of state and time, at most 1"]], near.map((k, at) => [
-    cell(go(k)), make("td", oneLine(columns.action[k]), { className: "text", title: oneLine(columns.action[k]) }),
+    cell(go(k)), make("td", actionOf(k), { className: "text", title: oneLine(columns.action[k]) }),
     numeric(columns.returns[k]), numeric(columns.kernel[i][at]),
   ]));
   table.id = "neighbours";
