@@ -57,13 +57,6 @@ def ours(config: Any, kind: str | None = None, *, step_only: bool = False) -> Ca
     return call
 
 
-def step_means(batch: Batch) -> Floats:
-    """GAE(0.5) over the mean of each prompt and step, which sees no states."""
-    ids = {"group": batch.group, "trajectory": batch.trajectory, "step": batch.step}
-    found = bk.advantage(**ids, rewards=batch.reward, observation=batch.step, config=bk.Config.gae("cluster"))
-    return found.advantage.numpy().astype(np.float64)
-
-
 def table() -> list[Estimator]:
     """All rows, in the order of the table."""
     gae, kernel = bk.Config.gae, functools.partial(functools.partial, bk.Config.gae)
@@ -93,7 +86,7 @@ def table() -> list[Estimator]:
         Estimator("Config.gae(action_noise=None)", ours(kernel(action_noise=None), "main"), SIZES),
         Estimator("Config.gae(share='group')", ours(kernel(share="group"), "main"), SIZES),
         Estimator("Config.gae(share='memory')", ours(kernel(share="memory"), "main"), SIZES),
-        Estimator(STEP_MEANS, step_means, SIZES),
+        Estimator(STEP_MEANS, ours(gae("step")), SIZES),
         *(Estimator(name, call) for name, call in rivals().items()),
     ]
     for lam in LAMBDAS:

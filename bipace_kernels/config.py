@@ -186,7 +186,8 @@ class Config(Handled, Fields, Derived):
     def gae(cls, value: str | Callable[..., Any] = "kernel", embedder: str = "actor_hidden", **changes: Any) -> Config:
         """Critic-free GAE(λ), this project's own: A = A_S divided by its root mean square over the batch (docs/gae.md).
 
-        value      "group": μ_p; "cluster": shrunk means of the clusters of equal observations, or of another partition;
+        value      "group": μ_p; "step": shrunk means of the prompt group's records at the same step; "cluster": those
+                   of the clusters of equal observations, or of another partition;
                    "kernel": a Gaussian process over the fingerprints; a function: from `StepRecords` to V̂ [M].
         embedder   what made the kernel's fingerprints, on which its defaults and that of λ depend (docs/gae.md):
                    "actor_hidden", "ngram", "identity" or "sentence"; "sentence" also for those of your own.

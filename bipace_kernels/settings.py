@@ -139,13 +139,13 @@ PARTITIONS = ("none", "exact", "history", "similar", "cosine")
 ESTIMATORS = ("none", "mean", "diff_peer", "q_style", "hgpo", "gae")
 STEP_NORMS = ("none", "std", "batch", "group")
 DUPLICATES, ON_INVALID = ("raise", "once", "count"), ("raise", "singleton")
-VALUES, SHARES = ("group", "cluster", "kernel"), ("group", "batch", "memory")
+VALUES, SHARES = ("group", "step", "cluster", "kernel"), ("group", "batch", "memory")
 
 _ADDS_TERMS = ({"estimator": ("q_style", "diff_peer", "mean", "gae", "none", "function")},)
 _HAS_STEP_TERM = ({"estimator": ("q_style", "diff_peer", "mean", "gae", "function")},)
 _HISTORY, _SIMILAR, _COSINE = (({"partition": (name,)},) for name in ("history", "similar", "cosine"))
 _HGPO, _GAE = (({"estimator": (name,)},) for name in ("hgpo", "gae"))
-_CLUSTER, _KERNEL = (({"estimator": ("gae",), "value": (name,)},) for name in ("cluster", "kernel"))
+_SHRUNK, _KERNEL = (({"estimator": ("gae",), "value": names},) for names in (("step", "cluster"), ("kernel",)))
 _OF_STATES = ({"estimator": ("gae",), "value": ("kernel", "function")},)  # also of a function's averages over actions
 _SHARED = ({**_OF_STATES[0], "share": ("batch", "memory")},)
 _EPISODE = ({"episode_weight": ("above 0",)},)
@@ -195,7 +195,7 @@ class Fields:
     episode_weight: float = setting(1.0, "weight of A_ep; 0 in preset gae", NOT_NEGATIVE, "W", read_by=_ADDS_TERMS)
     value: str | Callable[..., Any] = setting(
         "kernel",
-        "V̂ of GAE: mean of the group or of clusters, Gaussian process of fingerprints; also a function of StepRecords",
+        "V̂ of GAE: mean of group, step or cluster; Gaussian process of fingerprints; also a function of StepRecords",
         VALUES,
         read_by=_GAE,
     )
@@ -205,7 +205,9 @@ class Fields:
         SHARES,
         read_by=_OF_STATES,
     )
-    shrinkage: float = setting(3.0, "κ, by which GAE's means of clusters shrink", NOT_NEGATIVE, "κ", read_by=_CLUSTER)
+    shrinkage: float = setting(
+        3.0, "κ, by which GAE's means by step or cluster shrink", NOT_NEGATIVE, "κ", read_by=_SHRUNK
+    )
     kernel_width: float = setting(
         0.6, "width ℓ of GAE's kernel exp((cos − 1)/ℓ) of centred fingerprints", WIDTH, "ℓ", read_by=_OF_STATES
     )

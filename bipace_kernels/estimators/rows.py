@@ -74,6 +74,7 @@ VALUES: dict[str, StateValue] = {
     row.name: row
     for row in (
         StateValue("group"),
+        StateValue("step"),
         StateValue("cluster", has_clusters=True),
         StateValue("kernel", needs=("fingerprint",)),
     )

@@ -123,7 +123,7 @@ def _rows(batch: Batch) -> tuple[Tensor | None, tuple[Tensor, Tensor | None, Ten
 
 
 def _mean_values(batch: Batch, labels: Tensor | None) -> tuple[Tensor, None]:
-    """[M] float64 shrunk means of the clusters; without clusters, of the prompt groups."""
+    """[M] float64 shrunk means of the records of a prompt group with equal labels; without labels, of the group."""
     shrinkage = float(batch.config.shrinkage)
     return batch.backend.critic.cluster_values(batch.records, batch.returns, labels, shrinkage), None
 
@@ -282,5 +282,5 @@ _TERMS: dict[str, Callable[[Batch], Terms]] = {
 #: [M] float64 V̂ of a batch, given its clusters, and the rows [M, w] of its kernel or None.
 _VALUES: dict[str, Callable[[Batch, Tensor], tuple[Tensor, Tensor | None]]] = {
     "group": lambda batch, labels: _mean_values(batch, None), "cluster": _mean_values, "kernel": _kernel_values,
-    "function": _function_values,
+    "step": lambda batch, labels: _mean_values(batch, batch.records.time), "function": _function_values,
 }  # fmt: skip

@@ -356,17 +356,14 @@ void cluster_values(const float* returns, const int64_t* labels, const int64_t* 
     const double mean = mean_of(returns + begin, n);
     std::fill(value + begin, value + begin + n, mean);
     if (!labels) return;
-    // Labels are dense over the batch, so those of a group are close together.
-    const auto [low, high] = std::minmax_element(labels + begin, labels + begin + n);
-    std::vector<double> total(*high - *low + 1, 0.0);
-    std::vector<int64_t> size(total.size(), 0);
-    for (int64_t i = begin; i < begin + n; ++i) {
-      total[labels[i] - *low] += static_cast<double>(returns[i]) - mean;
-      ++size[labels[i] - *low];
-    }
-    for (int64_t i = begin; i < begin + n; ++i) {
-      const int64_t c = labels[i] - *low;
-      value[i] = mean + total[c] / (static_cast<double>(size[c]) + shrinkage);
+    std::vector<int64_t> order(n);
+    std::iota(order.begin(), order.end(), begin);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return labels[i] < labels[j]; });
+    for (auto first = order.begin(), last = first; first != order.end(); first = last) {
+      double total = 0.0;
+      for (; last != order.end() && labels[*last] == labels[*first]; ++last) total += double{returns[*last]} - mean;
+      const double found = mean + total / (static_cast<double>(last - first) + shrinkage);
+      for (auto i = first; i != last; ++i) value[*i] = found;
     }
   });
 }

@@ -35,6 +35,7 @@ FIRST = {
 }  # fmt: skip
 VALUES = {
     "group": Config.gae("group", **PLAIN),
+    "step": Config.gae("step", **PLAIN),
     "cluster": Config.gae("cluster", **PLAIN),
     "cosine": Config.gae("cluster", partition="cosine", epsilon=0.2, **PLAIN),
     "kernel": Config.gae("kernel", share="group", **PLAIN),
@@ -102,6 +103,15 @@ def test_boundless_shrinkage_is_the_group(backend):
     got = run(replace(VALUES["cluster"], shrinkage=1e30), backend=backend)
     close(got.advantage, want.advantage)
     close(want.value, torch.from_numpy(means()).float())
+
+
+@pytest.mark.parametrize("apart", [1, 2**40])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_means_by_step_are_those_of_clusters_of_equal_steps(backend, apart):
+    steps = {"step": BATCH.step * apart, "observation": BATCH.step}
+    got, want = (run(VALUES[name], **steps, fingerprint=None, backend=backend) for name in ("step", "cluster"))
+    assert torch.equal(got.value, want.value) and torch.equal(got.advantage, want.advantage)
+    assert not torch.equal(got.value, run(VALUES["group"], **steps, backend=backend).value)
 
 
 @settings(max_examples=25, deadline=None)

@@ -152,13 +152,13 @@ def batch(seed=0):
 
 
 def test_means_by_step_are_gae_over_clusters_of_equal_steps():
-    """The package's own GAE over clusters, told that the step is the observation, gives the same advantages."""
+    """What `step-means` trains with is the package's GAE over the value "step"."""
     group, trajectory, step, reward = batch()
     returns = baselines.gae(reward, np.zeros(len(reward)), trajectory, gamma=0.9, gae_lambda=1.0)
     value = baselines.step_means(returns, group, step)
     for gae_lambda in (0.0, 0.7, 1.0):
-        config = bk.Config.gae("cluster", step_norm="none", gamma=0.9, gae_lambda=gae_lambda)
-        wanted = bk.advantage(group, trajectory, reward, step=step, observation=step, config=config).advantage.numpy()
+        config = bk.Config.gae("step", step_norm="none", gamma=0.9, gae_lambda=gae_lambda)
+        wanted = bk.advantage(group, trajectory, reward, step=step, config=config).advantage.numpy()
         found = baselines.gae(reward, value, trajectory, gamma=0.9, gae_lambda=gae_lambda)
         np.testing.assert_allclose(found, wanted, atol=2e-6)
 

@@ -26,7 +26,7 @@ def readers(row: Setting) -> str:
         if "function" not in words:
             return f"{name} {' or '.join(words)}"
         others = [word for word in settings_of(bk.Config)[name].accepts if word not in words]
-        return f"every {name} but {' and '.join(others)}"
+        return f"every {name} but {', '.join(others)}"
 
     return "; or ".join(", ".join(text(*item) for item in one.items()) for one in row.read_by)
 
