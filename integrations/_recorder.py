@@ -107,7 +107,7 @@ class Recorder:
         )
         path = self.folder / f"update_{update:08d}.parquet"
         with atomic_file(path) as temporary:
-            pq.write_table(table, temporary, compression="zstd")
+            pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
         files = sorted(self.folder.glob("update_*.parquet"), key=lambda file: file.stat().st_mtime_ns)
         for old in files[:-FILES]:
             old.unlink()

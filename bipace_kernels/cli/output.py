@@ -64,7 +64,7 @@ def write_table(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
         parquet = pa.table(columns).replace_schema_metadata({"bipace": json.dumps(metadata, sort_keys=True)})
-        pq.write_table(parquet, path, compression="zstd")
+        pq.write_table(parquet, path, compression="zstd", write_page_checksum=True)
         return
     rows = zip(*map(_plain, columns.values()), strict=True)
     with contextlib.ExitStack() as stack:

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -182,6 +183,7 @@ def read(
         setattr(rollouts, name, [])
     seen: set[str] = set()
     for index, path in enumerate(paths):
+        written = os.stat(path).st_mtime_ns
         parser = _Parser(rollouts, index, path, columns, needed, optional, allow_nonfinite)
         if parser.is_parquet:
             _read_parquet(parser, advance)
@@ -191,6 +193,7 @@ def read(
                     parser.start(record.__contains__)
                 parser.add(record, line)
         rollouts.sources.append(Source(path, _sha256(path), parser.records, parser.unit))
+        warn_if_changed(path, written)
         seen |= parser.seen
         if parser.records == 0:
             raise CliError(f"{path} holds no records; give a file with one step record per {parser.unit}.")
@@ -204,6 +207,13 @@ def read(
             raise CliError(f'No record of {", ".join(paths)} has the field "{column}" that --{name}-column names.')
     rollouts.number()
     return rollouts
+
+
+def warn_if_changed(path: str, written: int) -> None:
+    """A warning if another program has written to a file since its modification time was `written`, in ns."""
+    if os.stat(path).st_mtime_ns != written:
+        text = f"{path} changed while it was read: what was read may be neither its old content nor its new."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def total_bytes(paths: Sequence[str]) -> int:
@@ -511,7 +521,7 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> None:
 
     path = parser.path
     try:
-        with pq.ParquetFile(path, thrift_container_size_limit=MOST_FIELDS) as file:
+        with pq.ParquetFile(path, thrift_container_size_limit=MOST_FIELDS, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
             parser.start(lambda column: column in names)
             for name, column, _ in parser.fields:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._console import CliError
-from .rollouts import Rollouts
+from .rollouts import Rollouts, warn_if_changed
 
 SEPARATOR = "\x1e"
 
@@ -75,6 +75,7 @@ def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for its writer
             raise OSError("it is not a regular file")
+        written = os.stat(path).st_mtime_ns
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError) as error:
         reason = str(error).split("\n")[0].rstrip(".")
@@ -85,7 +86,9 @@ def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
         raise CliError(f"--fingerprint {path} must have shape [N, D] with N = {n} records, got {list(array.shape)}.")
     if array.dtype not in (np.float16, np.float32, np.float64):
         raise CliError(f"--fingerprint {path} must be float16, float32 or float64, got {array.dtype}.")
-    return np.ascontiguousarray(array)
+    copy = np.array(array, order="C")  # a page of a file that is written to meanwhile may differ, or be gone
+    warn_if_changed(path, written)
+    return copy
 
 
 def hidden_states(rollouts: Rollouts) -> npt.NDArray[Any]:

@@ -125,8 +125,8 @@ class EpsilonController:
         rows = take_fingerprints(group, trajectory, step, layout, backend, num_threads, fingerprint=fingerprint)
         reward = self._check_returns(returns, rows.layout, trajectory, layout)
         grid, here = self._grid()
-        self._updates += 1
         points = self._sweep(rows, grid, reward)
+        self._updates += 1  # not by a call that fails
         if points[here].sizes.clusters == 0:
             self.reason = f"kept {self.epsilon:.4g}: no row of the batch has a usable fingerprint"
             return self.epsilon

@@ -79,8 +79,10 @@ def _unique_actions(labels: Any, keys: Any) -> Any:
     if labels.size == 0:
         return np.zeros(0)
     sizes = np.bincount(labels)
-    pairs = np.unique(np.stack([labels, keys]), axis=1)
-    return np.bincount(pairs[0], minlength=sizes.size)[sizes >= 2]
+    order = np.lexsort((keys, labels))  # np.unique() of pairs makes a TypeError of Ctrl-C
+    c, key = labels[order], keys[order]
+    first = np.concatenate(([True], (c[1:] != c[:-1]) | (key[1:] != key[:-1])))
+    return np.bincount(c[first], minlength=sizes.size)[sizes >= 2]
 
 
 def _warn_if_degenerate(records: Records, labels: Any) -> None:

@@ -174,6 +174,15 @@ def test_paths(tmp_path):
     refused("given twice", rollouts.read, [path, str(tmp_path / "b.jsonl")], error=CliError)
 
 
+def test_a_file_that_is_written_to_while_it_is_read_is_told(tmp_path, recwarn):
+    path = write(tmp_path / "a.jsonl", *(record(step=i, observation="x" * 99) for i in range(9000)))
+    rollouts.read([path], advance=lambda n: os.utime(path, ns=(n, n)))
+    np.save(tmp_path / "a.npy", np.ones((2, 3)))
+    held = states.load_fingerprints(str(tmp_path / "a.npy"), 2)
+    np.save(tmp_path / "a.npy", np.zeros((2, 3)))
+    assert held.all() and len(recwarn) == 1 and f"{path} changed while it was read" in str(recwarn[0].message)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_unreadable_file(tmp_path):
     path = write(tmp_path / "a.jsonl", record())
@@ -279,6 +288,9 @@ def test_bad_and_damaged_parquet(tmp_path):
     for name, content in (("g", b""), ("h", b"PAR1"), ("i", data[: len(data) // 2]), ("j", b"x" * 100)):
         (tmp_path / f"{name}.parquet").write_bytes(content)
         assert "cannot be read as Parquet" in error_of(str(tmp_path / f"{name}.parquet"))
+    pq.write_table(table, bad_page := tmp_path / "page.parquet", compression="none", write_page_checksum=True)
+    bad_page.write_bytes(bad_page.read_bytes().replace(b"room", b"roof", 1))
+    assert "CRC" in error_of(str(bad_page))
     data = bytearray(Path(parquet(tmp_path / "a.parquet", [record(step=i) for i in range(50)])).read_bytes())
     random = np.random.default_rng(0)
     bad = tmp_path / "b.parquet"

@@ -2,6 +2,7 @@
 
 import json
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -346,7 +347,7 @@ def test_bad_settings():
         refused(words, bk.EpsilonController, **changes)
 
 
-def test_bad_input_changes_nothing():
+def test_bad_input_and_ctrl_c_change_nothing(monkeypatch):
     x, group = spread_out(n=60)
     good = {"fingerprint": x, "group": group, "trajectory": group, "returns": np.zeros(60)}
     controller = bk.EpsilonController(objective="value_r2")
@@ -361,6 +362,10 @@ def test_bad_input_changes_nothing():
     ):
         refused(words, controller.update, error=error, **{**good, **changes})
         assert controller.state_dict() == before
+    monkeypatch.setattr(controller, "_sweep", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        controller.update(**good)
+    assert controller.state_dict() == before
 
 
 def test_states_of_something_else():
