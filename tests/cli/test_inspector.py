@@ -349,8 +349,9 @@ def test_in_chromium_nothing_is_cut_at_any_width(browser, tmp_path):
         ids = {"task_id": f"a task with a long name, {task}", "rollout": f"a rollout with a long name, {rollout}"}
         trained = {"bipace_advantage": size * rng.normal(), "bipace_cluster": 15 * task + step}
         rows.append(record(0, step, text, text, size * rng.normal()) | ids | trained)
-    made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out")
+    made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out", write(tmp_path / "another.jsonl", rows[:60]))
     page, _ = opened(browser, tmp_path / "out")
+    assert page.locator("#course circle").count() > page.locator("#course polyline").count() == 0  # not over time
     page.select_option("#scope", "all")
     page.locator("#groups thead button").nth(3).click()  # sorted by spread, the tasks stay in view
     for width in (360, 390, 768, 1010, 1280, 1400, 1920, 2560):
@@ -468,7 +469,7 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
     for update in (50, 100, 0):  # the last one has the smallest number
         rows = []
         for i, row in enumerate(GOLDEN):
-            reason = {"value": 0.25 * i, "returns": 0.5, "delta": 0.125 - i, "step_term": i - 2.5, "advantage": i - 2.5}
+            reason = {"value": i / 4, "returns": i % 2 / 2, "delta": 0.125 - i, "step_term": i - 2.5, "advantage": i - 2.5}
             near = {"bipace_cluster": i, "bipace_neighbours": [(i + 2) % 6], "bipace_kernel": [0.75]}
             own = {f"bipace_{name}": value for name, value in reason.items()} | near
             action = f"so <action> {row['action']} </action>"
@@ -481,6 +482,7 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
     # Updates in their order, with metrics along them; the slider shows the groups of one.
     success = page.locator("#course figure").first
     assert success.locator("title").all_text_contents() == ["update 0: 0.000", "update 50: 0.333", "update 100: 0.333"]
+    assert page.locator("#course title").last.text_content() == "update 100: −4.167"  # as metrics() has it
     page.locator("#slider").focus()
     names = {"Home": "update 0 (1 of 3)", "ArrowRight": "update 50 (2 of 3)", "End": "update 100 (3 of 3)"}
     for key, name in names.items():

@@ -724,18 +724,16 @@ const COURSE = [
     of: ({ rows }) => average(rows.map((i) => Math.abs(columns.advantage[shown.estimator][i]))) },
   { name: "with peers", title: "share of steps that share a cluster, by the partition chosen above",
     of: ({ rows }) => (joined[shown.partition] ? share(rows, (i) => clusterSize(i) > 1) : null) },
-  { name: "V̂ explains", title: "1 − Var(R − V̂) / Var(R): as recorded by the run, else computed from n-grams",
+  { name: "V̂ explains", title: "1 − Σ(R − V̂)² / Σ(R − the group's mean)²: as recorded by the run, else from n-grams",
     of: ({ rows }) => explained(rows) },
 ];
 
 function explained(rows) {
   const [value, returns] = [columns.trained.value || columns.value, columns.trained.returns || columns.returns];
-  const spread = (of) => {
-    const all = rows.map(of), middle = average(all);
-    return average(all.map((x) => (x - middle) ** 2));
-  };
-  const whole = spread((i) => returns[i]);
-  return whole > 0 ? 1 - spread((i) => returns[i] - value[i]) / whole : null;
+  const squares = (of) => rows.reduce((sum, i) => sum + (returns[i] - of(i)) ** 2, 0);
+  const means = new Map([...new Set(rows.map((i) => columns.group[i]))].map((g) => [g, mean(ofGroup(g), returns)]));
+  const whole = squares((i) => means.get(columns.group[i]));
+  return whole > 0 ? 1 - squares((i) => value[i]) / whole : null;
 }
 
 function drawCourse() {
@@ -751,7 +749,8 @@ function drawCourse() {
   $("#slider").value = order.indexOf(here);
   $("#update").textContent = $("#file").value === "" ? `all ${order.length}; the group shown: ${fileName(here)}`
     : `${fileName(here)} (${order.indexOf(here) + 1} of ${order.length})`;
-  $("#updates-title").textContent = order.every((file) => typeof updateOf(file) === "number") ? "Updates" : "Files";
+  const ofRun = order.every((file) => typeof updateOf(file) === "number");
+  $("#updates-title").textContent = ofRun ? "Updates" : "Files";
   const nodes = COURSE.map(({ name, title, of }) => {
     const values = files.map(of), finite = values.filter((value) => value !== null);
     if (!finite.length) return null;
@@ -768,7 +767,8 @@ function drawCourse() {
     });
     const now = number(values[order.indexOf(here)]);
     return make("figure", [make("figcaption", [`${name} `, make("b", now, { className: "now" })], { title }),
-      picture("svg", { viewBox: "0 0 200 52", role: "img", "aria-label": `${name} by update` }, [line, ...dots])]);
+      picture("svg", { viewBox: "0 0 200 52", role: "img", "aria-label": `${name} by ${ofRun ? "update" : "file"}` },
+        ofRun ? [line, ...dots] : dots)]);
   });
   $("#course").replaceChildren(...nodes.filter(Boolean));
 }
