@@ -469,9 +469,9 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
     for update in (50, 100, 0):  # the last one has the smallest number
         rows = []
         for i, row in enumerate(GOLDEN):
-            reason = {"value": i / 4, "returns": i % 2 / 2, "delta": 0.125 - i, "step_term": i - 2.5, "advantage": i - 2.5}
+            reason = {"value": i / 4, "returns": i % 2 / 2, "delta": 0.125 - i, "step_term": i - 2.5}
             near = {"bipace_cluster": i, "bipace_neighbours": [(i + 2) % 6], "bipace_kernel": [0.75]}
-            own = {f"bipace_{name}": value for name, value in reason.items()} | near
+            own = {f"bipace_{name}": value for name, value in reason.items()} | near | {"bipace_advantage": i - 2.5}
             action = f"so <action> {row['action']} </action>"
             rows.append(dict(row, reward=row["reward"] * update / 100, action=action) | own)
         paths.append(tmp_path / f"update_{update:08d}.parquet")
