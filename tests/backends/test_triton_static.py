@@ -14,7 +14,7 @@ TREES = {path.stem: ast.parse(path.read_text()) for path in FILES}
 # Each of these reads tensor data on the host, or lets a size depend on it: on a GPU it waits, and no graph captures it.
 WAITS = {
     "item", "tolist", "numpy", "cpu", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive",
-    "synchronize", "is_nonzero", "allclose", "equal", "bincount",
+    "synchronize", "is_nonzero", "allclose", "equal", "bincount", "cholesky_solve",
 }  # fmt: skip
 COPIES = {"tensor", "as_tensor", "from_numpy"}  # torch.tensor(list): a copy from unpinned memory, which waits too
 

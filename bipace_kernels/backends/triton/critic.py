@@ -166,6 +166,14 @@ def _joined(blocks: list[Tensor]) -> Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
+def _solved(matrix: Tensor, right: Tensor) -> Tensor:
+    """matrix⁻¹ right.  Not by torch.cholesky_solve: that of torch 2.11 gives a batch to MAGMA, which synchronizes."""
+    factor = torch.linalg.cholesky_ex(matrix).L
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    solved: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return solved
+
+
 def _spaced(index: Tensor) -> Tensor:
     """[LANDMARKS] records of a group, evenly spaced in processing order, or −1.  index: [n] its records, and −1."""
     n, k = (index >= 0).sum(), torch.arange(LANDMARKS, device=index.device)
@@ -211,7 +219,7 @@ class _Kernel:
                 across, _ = self.covariance(landmarks[None], some.view(1, -1))
                 u = torch.linalg.solve_triangular(factor, across, upper=False).view(-1, *some.shape).permute(1, 2, 0)
                 matrix, right = matrix.baddbmm_(u, u.mT, alpha=-1), torch.cat([u, right], dim=2)
-            x = torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix).L)
+            x = _solved(matrix, right)
             if landmarks is not None:
                 products.append((u.mT @ x).sum(0))
             found.append(self.kernel.noise * x if noise is None else noise @ x)
@@ -219,8 +227,7 @@ class _Kernel:
         if landmarks is not None:
             inner = sum(products[1:], start=products[0])
             inner.diagonal().add_(1.0)
-            weight = torch.cholesky_solve(inner[:, -1:], torch.linalg.cholesky_ex(inner[:, :-1]).L)
-            solved = solved[..., -1:] - solved[..., :-1] @ weight
+            solved = solved[..., -1:] - solved[..., :-1] @ _solved(inner[:, :-1], inner[:, -1:])
         return solved[..., 0]
 
     def covariance(self, first: Tensor, second: Tensor | None = None, added: float = 0.0) -> tuple[Tensor, Any]:
