@@ -150,6 +150,8 @@ def test_every_body_of_assembly_is_what_the_emulator_stands_in_for():
         assert volatile != text.startswith(("rsqrt", "rcp", "cvt", "{.reg.b64")), text  # which depend on operands alone
         assert memory == (volatile and not text.startswith("mma.")), text
         assert written <= {"+" if "mma" in text or not text else "="}, text
+    dtypes = r'(?:if \((\w+)\)|else) \{\s+(?:asm volatile\(\s+"mma\S+?f32\.|BIPACE_MULTIPLY\(")(b?f16)'
+    assert re.findall(dtypes, source) == [("bf16", "bf16"), ("", "f16")] * 2
     plain = re.findall(r"BIPACE_DEVICE ([^{;]*?) \{\s*(?:return )?([^{};]*);\s*\}", source)
     assert "; ".join(f"{head}: {body}" for head, body in plain if "asm" not in body) == " ".join(PLAIN.split())
     assert "constexpr int kWarp = 32;\nconstexpr uint32_t kAllLanes = 0xFFFFFFFFu;" in source

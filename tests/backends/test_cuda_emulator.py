@@ -10,6 +10,7 @@ import pytest
 import torch
 from cuda_emulator import EMULATOR, Emulator, EmulatorError, build
 from paths import python
+from ragged import unaligned
 from refusals import refused
 
 from bipace_kernels.backends.cuda import _launch
@@ -100,7 +101,7 @@ print(launch(b"write_beyond", 1, 1, {N}, {4 * N}, words, 3, 0, error, 200))
 def multiplied_together(emulator, dtype, fault=0):
     generator = torch.Generator().manual_seed(2)
     x, y = (torch.randn(n, 64, generator=generator).to(dtype) for n in (64, 128))
-    out = torch.zeros(64, 128)
+    out, x = torch.zeros(64, 128), unaligned(x) if fault == 5 else x
     bf16 = dtype == torch.bfloat16
     run(emulator, "multiply_together", N, x=x, y=y, out=out, bf16=bf16, fault=fault, bytes_shared=192 * 128)
     return out, 2 * (x.double() @ y.double().T)
@@ -113,7 +114,7 @@ def test_products_of_a_group_of_warps(emulator, dtype):
 
 
 def test_faults_around_products_are_caught(emulator):
-    wrong = {1: "do not see what was copied", 3: "written to before it was done", 4: "have not begun"}
+    wrong = {1: "do not see what was", 3: "written to before it was done", 4: "have not begun", 5: "not aligned to 16"}
     for fault, said in wrong.items():
         refused(said, multiplied_together, emulator, torch.bfloat16, fault, error=EmulatorError)
     # Sums that are not waited for are nothing.

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from clustering import mixture
-from cuda_emulator import Emulator, EmulatorError, build, of_checkout
+from cuda_emulator import EmulatorError, of_checkout
 from marks import slow
 from ragged import ON_CPU
-from refusals import refused
 
 from bipace_kernels.backends.cuda import _launch, action_keys, clusters, gram, values
 from bipace_kernels.backends.records import Records
@@ -186,31 +185,6 @@ def line_of(file, function, text, which=0):
 ])  # fmt: skip
 def test_a_planted_fault_is_caught(emulator, file, function, text, which, said):
     assert re.search(said, caught(emulator, file, line_of(file, function, text, which)))
-
-
-@pytest.mark.slow
-def test_rows_that_are_not_aligned_are_no_vectors(tmp_path, emulator, monkeypatch):
-    """The sixth: 16 bytes at a time from rows that do not begin at a multiple of 16."""
-    for source in [*_launch.SOURCES.glob("c*/*.h"), CUDA / "gram.cu"]:
-        target = tmp_path / "csrc" / source.relative_to(_launch.SOURCES)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(source.read_text())
-    source = tmp_path / "csrc/cuda/gram.cu"
-    text = source.read_text()
-    broken = re.sub(r"return a\.column_stride == 1 && [^;]*;", "return true;", text)
-    assert broken != text
-    source.write_text(broken)
-    faulty = Emulator.load(build([source], tmp_path / "out", includes=tmp_path / "csrc"))
-
-    def multiply(dim):
-        products, ones = torch.empty(1, 128, 128), torch.ones(9)
-        groups = gram.Groups(torch.tensor([0]), torch.tensor([9]), 10)
-        gram.multiply(rows(9, dim, 3), torch.arange(9), groups, ones, products, torch.empty(9))
-
-    multiply(63)
-    monkeypatch.setattr(_launch, "stand_in", faulty)
-    multiply(64)
-    refused("not aligned to 16", multiply, 63, error=EmulatorError)
 
 
 @pytest.mark.slow

@@ -72,12 +72,12 @@ def test_rows_of_any_order_and_stride(way, device):
     order = torch.randperm(n, generator=torch.Generator().manual_seed(1))
     gathered = torch.empty_like(x)
     gathered[order.to(device)] = x
-    wide = torch.zeros(n, dim + 3, dtype=x.dtype, device=device)
-    wide[:, 1:-2] = x
+    wide = torch.zeros(n, dim + 8, dtype=x.dtype, device=device)  # each row begins 2 bytes after a multiple of 16
+    wide[:, 1:-7] = x
     sparse = torch.zeros(n, dim, 2, dtype=x.dtype, device=device)
     sparse[:, :, 1] = x
     far = room(n << 24, x.dtype, device).as_strided((n, dim), (1 << 24, 1)).copy_(x)  # beyond 2^31 elements
-    for other, how in ((gathered, order), (wide[:, 1:-2], None), (sparse[:, :, 1], None), (far, None)):
+    for other, how in ((gathered, order), (wide[:, 1:-7], None), (sparse[:, :, 1], None), (far, None)):
         found, reciprocals = multiply(device, other, sizes, order=how)
         for g, size in enumerate(sizes):
             upper = torch.ones(size, size, dtype=torch.bool).triu()

@@ -182,8 +182,10 @@ def test_landmarks_are_the_same_records_on_every_device(device, dtype):
     x = case.fingerprint
     x[::3, ::2], x[torch.nonzero(~case.usable)] = -0.0, float("nan")
     want, keys = case.landmarks(x, True), torch.empty_like(case.order, device=device)
-    order, there = moved(device, (case.order, x.T.contiguous().T))
-    critic.unit_rows(records_of(n_records=len(order), device=order.device, order=order), there, 16, keys)
+    order, there = unaligned(case.order, device), x.to(device).T.contiguous().T
+    records = records_of(n_records=len(order), device=order.device, order=order)
+    found = critic.unit_rows(records, there, 16, keys)
+    assert torch.equal(found.nan_to_num(9), critic.unit_rows(records, x.to(device), 16).nan_to_num(9))
     assert torch.equal(keys.cpu()[case.usable], state_keys(x, case.order)[case.usable])
     got = choose_landmarks(keys, case.time.to(device), (case.usable & case.taken).to(device))
     assert torch.equal(got.cpu()[:FEW_LANDMARKS], want)

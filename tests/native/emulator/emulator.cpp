@@ -98,30 +98,36 @@ struct Fibre {
   std::vector<std::vector<Product>> products{1};
 };
 
-struct Block {
+// Of a launch: garbage, as on a GPU, NaN at first and then what the block before has left, with a margin in which
+// nothing may be written; AddressSanitizer has its own.
+struct SharedMemory {
 #if defined(__SANITIZE_ADDRESS__)
   static constexpr size_t kMargin = 0;
 #else
   static constexpr size_t kMargin = 1024;
 #endif
-  Block(int threads, int64_t shared)
-      : warps(static_cast<size_t>(threads / kWarp)), groups(static_cast<size_t>(threads / gpu::kGroup)) {
-    // Garbage, as on a GPU, with a margin in which nothing may be written; AddressSanitizer has its own.
+  explicit SharedMemory(int64_t bytes) {
     void* at = nullptr;
-    if (shared > 0 && posix_memalign(&at, 1024, static_cast<size_t>(shared) + kMargin) == 0) {
-      std::memset(at, 0xFF, static_cast<size_t>(shared) + kMargin);
+    if (bytes > 0 && posix_memalign(&at, 1024, static_cast<size_t>(bytes) + kMargin) == 0) {
+      std::memset(at, 0xFF, static_cast<size_t>(bytes) + kMargin);
       memory.reset(static_cast<unsigned char*>(at));
-      beyond = memory.get() + shared;
+      beyond = memory.get() + bytes;
     }
-    barrier.expected = threads;
-    for (Warp& warp : warps) warp.meeting.expected = kWarp;
-    for (Rendezvous& group : groups) group.expected = gpu::kGroup;
   }
   bool is_overrun() const {
     return memory && std::any_of(beyond, beyond + kMargin, [](unsigned char byte) { return byte != 0xFF; });
   }
   std::unique_ptr<unsigned char, decltype(&std::free)> memory{nullptr, &std::free};
   const unsigned char* beyond = nullptr;  // the end of what was asked for
+};
+
+struct Block {
+  explicit Block(int threads)
+      : warps(static_cast<size_t>(threads / kWarp)), groups(static_cast<size_t>(threads / gpu::kGroup)) {
+    barrier.expected = threads;
+    for (Warp& warp : warps) warp.meeting.expected = kWarp;
+    for (Rendezvous& group : groups) group.expected = gpu::kGroup;
+  }
   Rendezvous barrier;
   std::vector<Warp> warps;
   std::vector<Rendezvous> groups;
@@ -524,12 +530,14 @@ extern "C" int bipace_emulator_launch(const char* name, int64_t grid_x, int64_t 
   mine.words = words;
   run = &mine;
   std::vector<Fibre> fibres(static_cast<size_t>(threads));
+  const SharedMemory own(shared);
+  unsigned char* const memory = own.memory.get();
+  if (!memory && shared > 0) return refuse("no memory");
   for (const int64_t number : order) {
-    Block block(threads, shared);
-    if (!block.memory && shared > 0) return refuse("no memory");
+    Block block(threads);
     for (int t = 0; t < threads; ++t) {
       Fibre& fibre = fibres[static_cast<size_t>(t)];
-      fibre.place = {t, threads, number % grid_x, number / grid_x, grid_x, block.memory.get()};
+      fibre.place = {t, threads, number % grid_x, number / grid_x, grid_x, memory};
       fibre.warp = &block.warps[static_cast<size_t>(t / kWarp)];
       fibre.block = &block.barrier;
       const size_t group = static_cast<size_t>(t / bipace::gpu::kGroup);
@@ -543,10 +551,10 @@ extern "C" int bipace_emulator_launch(const char* name, int64_t grid_x, int64_t 
       prepare(fibre);
     }
     run_to_the_end(fibres, random);
-    if (mine.failure.empty() && block.is_overrun()) mine.failure = "something was written beyond its shared memory";
+    if (mine.failure.empty() && own.is_overrun()) mine.failure = "something was written beyond its shared memory";
 #if defined(__SANITIZE_THREAD__)
     // What stands there next is another block's, or nobody's.
-    mine.races.forget(reinterpret_cast<uintptr_t>(block.memory.get()), static_cast<size_t>(shared));
+    mine.races.forget(reinterpret_cast<uintptr_t>(memory), static_cast<size_t>(shared));
 #endif
     if (!mine.failure.empty()) break;
   }
