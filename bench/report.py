@@ -33,7 +33,8 @@ def table(columns: Columns, rows: Iterable[Any]) -> list[str]:
     ]
     by_column = list(zip(columns, *cells, strict=True))
     right = [all(text[:1] in "0123456789+-–<>≥≤" for text in texts[1:]) for texts in by_column]
-    width = [max(3, *map(len, texts)) for texts in by_column[:-1]] + [3]  # the last column is often long: not padded
+    width = [max(3, *map(len, texts)) for texts in by_column]
+    width[-1] = width[-1] if right[-1] else 3  # remarks are long: not padded
 
     def line(texts: Sequence[str]) -> str:
         padded = (t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, width, right, strict=True))
@@ -201,7 +202,7 @@ def _bars(axes: Axes, rows: Sequence[Mapping[str, Any]], targets: Sequence[Mappi
     axes.set_ylim(y - 0.4, -0.6)
     axes.set_xscale("log")
     ratios = [1.0, *(row["ratio"] for row in rows)]
-    axes.set_xlim(min(ratios) / 2.5, max(ratios) * 4)
+    axes.set_xlim(min(ratios) / 3, max(ratios) * 4)
     axes.spines["left"].set_visible(False)  # the line at 1× is the axis
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))

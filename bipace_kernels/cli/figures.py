@@ -227,6 +227,6 @@ def _cell(axis: Any, x: float, y: float, colour: Any, text: str, *, bold: bool =
     else:
         patch = {"facecolor": colour, "edgecolor": "white"}
         shade = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2]  # as the eye weighs it
-        style["color"] = "white" if shade < 0.6 else DARK
+        style["color"] = "white" if shade < 0.5 else DARK
     axis.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, **patch))
     axis.text(x, y, text, **style)

@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """`::: bk.advantage` is the object of that name, wherever the package defines it.  Tables of results and the
     changelog are not searched: they would hide the pages that explain."""
-    if page.file.src_uri.startswith(("bench/results/", "CHANGELOG")):
+    if page.file.src_uri.startswith("CHANGELOG") or "/results/" in page.file.src_uri:
         page.meta["search"] = {"exclude": True}
     elif page.file.src_uri in ("docs/estimator.md", "docs/leaderboard.md"):
         page.meta["search"] = {"boost": 2}

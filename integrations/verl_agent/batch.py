@@ -110,8 +110,9 @@ def write_advantages(
     epsilon = config.epsilon if config.has_epsilon else None
     metrics, total = metrics_of(result, embedder, epsilon, config.has_clusters, settings.gae), result.advantage
     metrics |= {} if states is None else states.radius.moves
-    if settings.hgpo is None:
-        if settings.bipace_episode_scope == "step":
+    if not config.estimator_row.whole:
+        own = settings.gae is not None and settings.gae.own is not None  # with its own scope
+        if "trajectory" not in (settings.bipace_episode_scope, config.episode_scope if own else ""):
             alone = replace(config, partition="none", estimator="none", step_norm="none")
             of_rows = {"step": torch.zeros_like(rows.copy), "returns": rows.score, "episode_return": rows.score}
             episode = advantage(rows.ids["group"], rows.copy, **of_rows, config=alone).advantage.double()
@@ -137,8 +138,8 @@ def over_trajectories(ids: torch.Tensor, score: torch.Tensor, config: Config) ->
     """[N] float64 A_ep of each row: its score against one of each trajectory of its group, that of its first step.
 
     verl-agent's episode_norm_reward() with compute_mean_std_cross_steps=False: (score − mean) / (σ + 1e-6), or
-    undivided, and the score itself in a group of one trajectory.  0 where the score is NaN; such a trajectory does not
-    count.
+    undivided, and the score itself in a group of one trajectory, or 0 if config says so.  0 where the score is NaN;
+    such a trajectory does not count.
     """
     found = torch.zeros(len(score), dtype=torch.float64, device=score.device)
     fine, order = ~score.isnan(), np.lexsort(ids.cpu().numpy().T[[2, 1]])
@@ -146,6 +147,8 @@ def over_trajectories(ids: torch.Tensor, score: torch.Tensor, config: Config) ->
     for group in ids[fine, 0].unique():
         rows, own = fine & (ids[:, 0] == group), first[(ids[first, 0] == group) & fine[first]]
         values = score[own].double()
+        if len(values) == 1 and config.lone_trajectory == "zero":
+            continue
         mean, sigma = (values.mean(), values.std()) if len(values) > 1 else (0.0, 1.0)
         found[rows] = (score[rows].double() - mean) / (sigma + config.delta if config.episode_norm == "std" else 1.0)
     return found

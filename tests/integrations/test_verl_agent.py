@@ -289,6 +289,25 @@ def test_a_method_of_one_s_own_is_the_configuration_that_it_names(ready, tokeniz
     assert states.state_dict()["method"] == f"{tmp_path}/mine.py:MINE"  # of checkpoints
 
 
+@pytest.mark.parametrize("made", ["gigpo()", "hgpo(base_group=True)", "gae('cluster', episode_weight=0.5)"])
+def test_a_method_of_one_s_own_gives_its_advantages_where_rows_have_their_trajectory_s_score(ready, tmp_path, made):
+    """Its episode term is over trajectories, and HGPO's result is the whole."""
+    (tmp_path / "mine.py").write_text(f"import bipace_kernels as bk\nMINE = bk.Config.{made}\n")
+    method = f"algorithm.gigpo.bipace_method='{tmp_path}/mine.py:MINE'"
+    settings = settings_of(config_of(tmp_path, method, "actor_rollout_ref.actor.use_invalid_action_penalty=False"))
+    batch = ready(11, settings, penalty=0.0, copies=5)
+    first, fields = originals(batch), batch.non_tensor_batch
+    group, trajectory, step = batch.batch[IDS][first].unbind(1)
+    wanted = bk.advantage(
+        group, trajectory, fields["rewards"].astype(float)[first], step=step,
+        episode_return=batch.batch["token_level_rewards"].sum(-1)[first],
+        observation=[fields["anchor_obs"][i] for i in first], config=replace(settings.config(), on_invalid="raise"),
+    )  # fmt: skip
+    want = to_rows(batch, first, wanted.advantage)
+    write_advantages(batch, settings)
+    torch.testing.assert_close(batch.batch["advantages"], want, atol=2e-6, rtol=2e-6)
+
+
 KEPT = {
     "bipace_memory.pt": ("bipace_method=gae", "bipace_share=memory", "bipace_memory_rows=20", "bisim_layer=-2"),
     "bipace.json": ("bisim_grouping=True", "bisim_eps=follow", "bisim_layer=-2"),
