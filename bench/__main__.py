@@ -40,7 +40,8 @@ def _run(words: Sequence[str]) -> int:
     if words and words[0] in PROGRAMS:
         module = f"{__package__}.{words[0]}"
         if importlib.util.find_spec(module) is None:  # setup.py leaves some out of a wheel
-            sys.stderr.write(f"error: bench {words[0]} needs a checkout of the repository\n")
+            cure = 'install the package there with pip install -e ".[cli]"'
+            sys.stderr.write(f"error: bench {words[0]} needs files of a checkout of the repository: {cure}\n")
             return 2
         return int(importlib.import_module(module).main(words[1:]))
     arguments = _parser().parse_args(words)

@@ -224,6 +224,6 @@ main(sys.argv[1:])
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.json", "bench.md", "texts.png"}
     assert "bipace_kernels" in bipace("info", "--json").stdout
-    done = bipace("bench", "gpu")
-    assert (done.returncode, done.stderr) == (2, "error: bench gpu needs a checkout of the repository\n")
+    for words in (("bench", "gpu"), ("truth", "--estimator", "mine.py:KNN")):
+        assert (done := bipace(*words)).returncode == 2 and 'pip install -e ".[cli]"' in done.stderr, done.stderr
     assert "there is no" in bipace("bench", "hidden").stderr, "its sample of rollouts stays in the repository"
