@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from campaign import score
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 from settings import METHODS, OWN
 
@@ -276,8 +277,8 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
             half = 0.03 * len(name.splitlines())
             above = max((line.get_ydata()[-1] - low) / (high - low) + half, above + 2 * half)
             place = {"transform": axis.transAxes, "va": "center", "fontsize": 10}
-            axis.text(1.01, above - half, name, color=line.get_color(), **place)
-    figure.axes[0].set_ylabel("success on test tasks")
+            axis.text(1.01, above - half, name, color=[0.7 * c for c in to_rgb(line.get_color())], **place)
+    figure.axes[0].set_ylabel("success on test tasks at temperature 1")
     over = f"{max(seeds)} seeds" if len(seeds) == 1 else "seeds"
     drawn = f" (mean over {over}; band: 95 % interval)" * (max(seeds) > 2)
     png.set_title(figure, f"{title}: test success during training{drawn}")
