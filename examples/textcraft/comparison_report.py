@@ -10,7 +10,7 @@ from typing import Any
 import report
 from campaign import write_whole
 from comparison import TEMPERATURES, Comparison, finished, mean, success, summary
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from report import STYLES, interval
 
 from bipace_kernels.support import png
@@ -58,7 +58,7 @@ def _page(found: dict[str, Any], runs: dict[str, list[list[dict[str, Any]]]], pl
     done = sum(len(of) for method, of in runs.items() if method != "start")
     out = [f"# {done} of {planned} final runs", ""]
     if done < planned:
-        out += ["Not finished: nothing is concluded from it.", ""]
+        out += ["Not finished: nothing is concluded from methods whose runs are missing.", ""]
     if "primary" in found:  # once all runs that it needs are finished
         lead, rival = found["primary"], LABELS[found["primary"]["rival"]]
         out += [
@@ -107,7 +107,8 @@ def _draw(path: Path, runs: dict[str, list[list[dict[str, Any]]]]) -> None:
             )  # fmt: skip
         axis.set_xticks(range(len(TEMPERATURES)), [f"temperature {t:g}" for t in TEMPERATURES])
         axis.set_title(NAMES[part], fontsize=10, loc="left")
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axis.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panels[0][0].set_ylabel("solved")
     panels[0][-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9, frameon=False)
     png.set_title(figure, "Success after training (mean over seeds; bars: 95 % interval)")

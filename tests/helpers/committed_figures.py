@@ -45,6 +45,18 @@ def curves(path: Path, committed: Path) -> None:
     shutil.rmtree(folder)
 
 
+def compared(path: Path, committed: Path) -> None:
+    """Of TextCraft's second campaign."""
+    from comparison_report import write
+    from train_knowledge import COMPARISON
+
+    folder = path.parent / "results"
+    shutil.copytree(committed.parent, folder)
+    write(COMPARISON, folder)
+    shutil.move(folder / committed.name, path)
+    shutil.rmtree(folder)
+
+
 def calibration(path: Path, committed: Path) -> None:
     """The small model of examples/alfworld on 240 observations of the sample rollouts, with their tasks."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -131,6 +143,7 @@ FIGURES: dict[str, Draw] = {
     "docs/images/inspector.png": inspector,
     "docs/images/speed.png": speed,
     "examples/alfworld/results/success.png": curves,
+    "examples/textcraft/knowledge/results/success.png": compared,
     "examples/textcraft/results/success.png": curves,
     "examples/textcraft/results/others.png": curves,
     "examples/textcraft/results/fewer.png": curves,
