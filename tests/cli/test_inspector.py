@@ -241,7 +241,7 @@ def test_in_chromium(browser, tmp_path):
     content = content_of(tmp_path, rows)
     page, wrong = opened(browser, tmp_path / "out", offline=True, color_scheme="dark")
     # The group with outcomes that differ comes first, the text of its step is text.
-    assert page.inner_text("#timeline-title") == "Timeline of key"
+    assert page.inner_text("#timeline-title") == "Timeline of task key"
     assert page.text_content("#observation").endswith(f" {MARKUP}")
     assert page.text_content("#action").endswith(MARKUP)
     assert page.evaluate("window.broken") is None and page.locator("main img, main script").count() == 0
@@ -267,7 +267,7 @@ def test_in_chromium(browser, tmp_path):
     assert page.inner_text("#step-title") == "Step 1 of rollout 1"
     page.locator("#groups tbody tr[tabindex='0']").focus()
     page.keyboard.press("ArrowDown")
-    assert page.inner_text("#timeline-title") == "Timeline of other"
+    assert page.inner_text("#timeline-title") == "Timeline of task other"
     # Filters and order of the list.
     page.select_option("#scope", "all")
     assert "of 12 steps" in page.inner_text("#count")
@@ -489,7 +489,7 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
         page.keyboard.press(key)
         assert page.inner_text("#update") == name
         assert page.locator("#groups tbody td:first-child").all_inner_texts() == [f"key {name.partition(' (')[0]}"]
-        assert page.inner_text("#timeline-title") == f"Timeline of key, {name.partition(' (')[0]}"
+        assert page.inner_text("#timeline-title") == f"Timeline of task key, {name.partition(' (')[0]}"
         assert page.inner_text("#step dl").count(f"update_{int(name.split()[1]):08d}.parquet") == 1
     link = page.url
     page.click("#every")

@@ -250,7 +250,7 @@ function save(name, rows) {
 function drawTimeline() {
   const group = data.groups[shown.group], rows = ofGroup(shown.group), table = $("#timeline table");
   const several = data.files.length > 1;
-  $("#timeline-title").textContent = `Timeline of ${group.task}${several ? `, ${fileName(group.file)}` : ""}`;
+  $("#timeline-title").textContent = `Timeline of task ${group.task}${several ? `, ${fileName(group.file)}` : ""}`;
   const legend = $("#timeline .legend"), multiple = letters.size;
   const alone = rows.filter((i) => !letters.has(clusterOf(i))).length;
   legend.replaceChildren(
