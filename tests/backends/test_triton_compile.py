@@ -135,12 +135,12 @@ def test_dispatches_of_the_critic(monkeypatch, share, most):
             )
             return func(*args, **(kwargs or {}))
 
-    rows, cfg = torch.arange(640), bk.Config.gae(share=share)
+    rows, cfg, states = torch.arange(640), bk.Config.gae(share=share), torch.ones(640, 600)
     true, numbers = torch.ones_like(rows, dtype=torch.bool), rows.double()
     lay = replace(bk.layout(rows // 40, rows // 5, rows % 5).on(rows.device), usable=true, taken=true)
     monkeypatch.setattr(table, "choose_landmarks", lambda *_: rows[:128])
     with Operators():
-        landmarks, (x, inside, averaged) = table.kernel_rows(critic, cfg, lay, torch.ones(640, 600), true)
+        landmarks, (x, inside, averaged) = table.kernel_rows(critic, cfg, lay, states, true)
         value = critic.kernel_values(lay, x, inside, numbers.float(), landmarks, table.kernel_of(cfg, 1.0))
         raw = critic.gae_advantage(lay, numbers, value, true, 0.95, 0.3)
         raw = critic.same_action_advantage(lay, averaged, raw, rows, true, table.kernel_of(cfg, 0.4))

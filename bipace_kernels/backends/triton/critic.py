@@ -65,8 +65,10 @@ def whitened_rows(records: Records, rows: Tensor, landmarks: Tensor, directions:
     side = max(triton.next_power_of_2(landmarks.shape[0]), 16)
     live = (landmarks >= 0)[:, None]
     y = torch.where(live, rows[landmarks], 0.0)
-    mean = y.sum(0, dtype=torch.float64) / live.sum().clamp(min=1)
-    y = torch.nn.functional.pad(torch.where(live, y - mean, 0.0), (0, 0, 0, side - y.shape[0]))
+    mean = y.sum(0, dtype=torch.float64) / live.sum()  # NaN if there is none: then no row is usable either
+    y = torch.where(live, y - mean, 0.0)
+    if side > y.shape[0]:
+        y = torch.nn.functional.pad(y, (0, 0, 0, side - y.shape[0]))
     basis = torch.zeros((directions, side), dtype=torch.float64, device=rows.device)
     with device_guard(rows):
         _jacobi[(1,)](y @ y.mT, basis, directions, SMALLEST, SIDE=side, SWEEPS=_SWEEPS, **_PAIR_OPTIONS)
