@@ -14,7 +14,8 @@
 #   build      the compiled modules next to the sources, by the machine's own compiler and nvcc: the CPU's, and the CUDA
 #              kernels for this GPU (the Triton kernels are compiled at first use)
 #   smoke      one tile of wgmma and of mma with ldmatrix against float64, then each stage and preset of both backends once
-#              against the CPU backend; a process for each, 30 seconds after its imports and without compiling
+#              against the CPU backend; a process for each, 30 seconds after its imports and without compiling; up to four
+#              at a time (one on a GPU that admits one process: taskset -c 0 bench/gpu.sh ...)
 #   first      clustering, the whole chain and Config.gae() at 16 × 400, one decision at 400 and 2,048 records; likewise
 #   accuracy   cosines out of the CUDA kernels' Gram matrices against float64, at 16 × 400 × 3,584
 #   tests      every test marked gpu (tests.log)

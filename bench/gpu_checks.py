@@ -7,13 +7,16 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import re
 import select
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = str(__package__)
 ONE_LINE = "import torch; torch.ones(8, device='cuda').add_(1).sum().item()"
 LIMITS = {"preparing": 120.0, "compiling": 120.0, "running": 30.0}  # seconds of a watched program, in all of each phase
+AT_ONCE = 4  # checks of smoke
 WATCHED = "print #preparing, #compiling and #running where these begin: for the program that watches this one"
 
 # Missing, each takes something out of the run; what, stands here.
@@ -60,12 +64,13 @@ class Run:
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + self.seconds
+        self.deadline, self.lock = time.monotonic() + self.seconds, threading.Lock()
 
     def line(self, text: str) -> None:
-        self.part.lines.append(f"- {text}")
-        self.save()
-        self.say(text)
+        with self.lock:
+            self.part.lines.append(f"- {text}")
+            self.save()
+            self.say(text)
 
     def not_available(self, why: str, *, fine: bool = True) -> bool:
         self.part.status = "not available"
@@ -79,7 +84,8 @@ class Run:
     def watch(self, name: str, arguments: Sequence[str]) -> bool:
         """Runs `python -m ... --watched`, line by line; a line says where it was ended if it hung or died."""
         argv = [sys.executable, "-X", "faulthandler", "-m", *arguments, "--watched", *["--dry"] * self.dry]
-        fine, why = watch(argv, self.log, lambda text: self.line(f"{name}: {text}"),
+        log = self.folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.log"
+        fine, why = watch(argv, log, lambda text: self.line(f"{name}: {text}"),
                           limits={**LIMITS, "running": self.limit}, deadline=self.deadline)  # fmt: skip
         if why:
             self.line(f"{name}: {why}")
@@ -106,9 +112,12 @@ def _started(argv: Sequence[str], log: Path, env: Mapping[str, str], **more: Any
             process.wait(timeout=10)
 
 
+_LIBC = ctypes.CDLL(None)  # not loaded by a child: another thread may hold a lock of the loader
+
+
 def _ends_with_parent() -> None:
     os.setpgrp()
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, of the thread that starts it
 
 
 def run_to_end(argv: Sequence[str], log: Path, *, seconds: float, env: Mapping[str, str] | None = None) -> int | None:
@@ -189,19 +198,23 @@ def tail(log: Path, lines: int = 6) -> str:
 
 
 def smoke(run: Run) -> bool:
-    """One tile of each kind, then each stage and preset of each backend on a small ragged batch; a process for each."""
+    """One tile of each kind, then each stage and preset of each backend on a small ragged batch; a process for each.
+
+    Imports and compiling take most of their time, so some overlap where there are cores: a GPU takes turns among
+    processes, and an illegal address ends only the one that read it.
+    """
     from . import gpu_smoke
 
-    fine = True
+    fine, calls = True, []
     for backend in reversed(BACKENDS):
         if why := absent(backend):
             run.line(f"{backend}: not available: {why}")
             fine &= not expected(backend)
             continue
         for name in gpu_smoke.checks(torch.device("cpu"), backend):
-            argv = [f"{PACKAGE}.gpu_smoke", "--backend", backend, "--check", name]
-            fine &= run.watch(f"{backend}: {name}", argv)
-    return fine
+            calls.append((f"{backend}: {name}", [f"{PACKAGE}.gpu_smoke", "--backend", backend, "--check", name]))
+    with ThreadPoolExecutor(max(1, min(AT_ONCE, all_cores() // 2))) as pool:
+        return all([fine, *pool.map(run.watch, *zip(*calls, strict=True))])
 
 
 def accuracy(run: Run) -> bool:

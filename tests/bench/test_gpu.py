@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -221,6 +222,15 @@ def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch, tmp
         assert run.part.lines == ["- cuda: not available: no cuda", "- triton: not available: no triton"]
 
 
+def test_small_checks_overlap_where_there_are_cores(monkeypatch, tmp_path):
+    run, meeting = in_the_making("smoke", tmp_path), threading.Barrier(checks.AT_ONCE)
+    monkeypatch.setattr(checks, "absent", lambda _: "")
+    monkeypatch.setattr(checks, "all_cores", lambda: 16)
+    monkeypatch.setattr(module("gpu_smoke"), "checks", lambda *_: dict.fromkeys("abcd"))
+    monkeypatch.setattr(run, "watch", lambda name, _: meeting.wait(60) is not None and name != "cuda: c")
+    assert not checks.smoke(run)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", cases.BACKENDS)
 def test_small_checks_without_a_gpu(backend):
@@ -345,7 +355,8 @@ INTERPRETER = """#!/bin/bash
 case "$*" in
   *setup.py*) echo "bipace_kernels: nothing built" ;;
   "-m bench gpu"*) exec {python} -c '
-import sys
+import os, sys
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # one check after the other
 sys.executable = "{folder}/program"
 from {package} import gpu
 sys.exit(gpu.main(sys.argv[1:]))' "${{@:4}}" ;;
