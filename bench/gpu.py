@@ -123,11 +123,6 @@ def _backends(bench: Bench, at: str) -> Iterator[str]:
             yield backend
 
 
-def ceilings(bench: Bench, dry: bool) -> None:
-    """Only what every part measures first: copy, product, empty graph."""
-    del bench, dry
-
-
 def one_case(
     bench: Bench, dry: bool, *, shape: w.Shape, case: Callable[[Batch, str], gpu_stages.Case], backend: str
 ) -> None:
@@ -149,11 +144,9 @@ def _rows(bench: Bench, x: Batch, backend: str, cases: Iterable[gpu_stages.Case]
 
 def first(run: gpu_checks.Run) -> bool:
     """The figures that a first run is for; a process for each."""
-    fine = True
-    for name in FIRST:
-        argv = ["gpu", name, "--out", str(run.folder), "--seconds", f"{run.limit:g}"]
-        fine &= run.watch(name, [str(__package__), *argv])
-    return fine
+    more = ["--out", str(run.folder), "--seconds", f"{run.limit:g}"]
+    found = [run.watch(name, [str(__package__), "gpu", name, *more]) for name in FIRST]
+    return all(found)
 
 
 def batches(bench: Bench, dry: bool, shape: w.Shape) -> None:
@@ -282,7 +275,7 @@ FIRST: dict[str, Callable[[Bench, bool], None]] = {
     for part, call in _of_both(f"first-{name}", partial(one_case, shape=shape, case=case)).items()
 }
 PARTS: dict[str, Callable[[Bench, bool], None]] = {
-    "ceilings": ceilings,
+    "ceilings": lambda *_: None,  # only what every part measures first: copy, product, empty graph
     "short": partial(batches, shape=SHORT),
     "sweep": sweep,
     "stages": stages,

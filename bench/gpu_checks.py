@@ -200,8 +200,7 @@ def tail(log: Path, lines: int = 6) -> str:
 def smoke(run: Run) -> bool:
     """One tile of each kind, then each stage and preset of each backend on a small ragged batch; a process for each.
 
-    Imports and compiling take most of their time, so some overlap where there are cores: a GPU takes turns among
-    processes, and an illegal address ends only the one that read it.
+    Imports and compiling take most of their time, so some overlap; an illegal address ends only its own process.
     """
     from . import gpu_smoke
 

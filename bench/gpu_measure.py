@@ -76,8 +76,6 @@ class GpuCeilings:
     copy_gb_s: float  # device to device, bytes read + bytes written
     gemm_tflop_s: float  # torch.mm, bfloat16, square, random values
     empty_us: float  # a captured graph with one kernel that does next to nothing
-    copy_bytes: int
-    gemm_size: int
 
 
 class Clock:
@@ -133,7 +131,7 @@ class Clock:
         gemm = min(self._between_events(lambda: torch.mm(a, b, out=c), 10).samples)
         one = torch.zeros(1, device="cuda")
         empty, _ = self.replay(lambda: one.add_(1), rounds=50, seconds=1.0)
-        return GpuCeilings(2 * size / copy / 1e6, 2 * side**3 / gemm / 1e9, empty.median * 1e3, size, side)
+        return GpuCeilings(2 * size / copy / 1e6, 2 * side**3 / gemm / 1e9, empty.median * 1e3)
 
 
 class DryClock:
@@ -150,7 +148,7 @@ class DryClock:
     wall = replay
 
     def ceilings(self) -> GpuCeilings:
-        return GpuCeilings(copy_gb_s=1.0, gemm_tflop_s=1.0, empty_us=1.0, copy_bytes=1, gemm_size=1)
+        return GpuCeilings(copy_gb_s=1.0, gemm_tflop_s=1.0, empty_us=1.0)
 
 
 def capture(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
