@@ -239,9 +239,13 @@ def train(
         if hasattr(credit, "load_state_dict"):
             credit.load_state_dict(torch.load(checkpoint / CREDIT, weights_only=True))
     started, computed = time.perf_counter(), time.process_time()
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if checkpoint is not None and _update(checkpoint) >= settings.updates:  # transformers would train one more
+        trained = load(checkpoint)[0]
+    else:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        trained = trainer.accelerator.unwrap_model(trainer.model)
     seconds = {name: round(value, 1) for name, value in clock().items()}
-    finished = {} if finish is None else finish(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
+    finished = {} if finish is None else finish(trained, tokenizer)
     shutil.rmtree(work, ignore_errors=True)
     return {
         "method": method, "seed": seed, "settings": settings.as_json(), "bipace": bipace, "seconds": seconds,
@@ -291,7 +295,11 @@ def trimmed(inputs: dict[str, Any]) -> dict[str, Any]:
 def last_checkpoint(work: Path) -> Path | None:
     """The latest one that was written to its end."""
     found = [path for path in work.glob("checkpoint-*") if _progress(path)]
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return max(found, key=_update, default=None)
+
+
+def _update(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _progress(checkpoint: Path) -> bool:

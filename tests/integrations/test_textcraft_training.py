@@ -216,6 +216,23 @@ def test_a_run_is_the_same_after_a_stop(start, world, method, tmp_path, monkeypa
     assert seen == [3, 4, 5] and found["updates"] == whole["updates"] and found["checks"] == whole["checks"]
 
 
+def test_a_run_that_was_stopped_while_it_is_measured_trains_no_further(start, world, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.SAVE_EVERY", 2)
+    settings, measured = SMALL.changed(updates=2, check_every=0), []
+
+    def finish(model, tokenizer):
+        measured.append([weight.detach().clone() for weight in model.parameters()])
+        if len(measured) == 1:
+            raise Stopped
+        return {}
+
+    with pytest.raises(Stopped):
+        train("grpo", 1, settings, world, start, tmp_path / "work", finish=finish)
+    found = train("grpo", 1, settings, world, start, tmp_path / "work", finish=finish)
+    assert [row["update"] for row in found["updates"]] == [1, 2]
+    assert all(map(torch.equal, *measured))
+
+
 def test_a_warm_start_goes_on_after_the_lesson_that_it_finished(tokenizer, split, tmp_path):
     """Own commands first, then all of them; what the first lesson drew is not drawn again."""
     short = SMALL.changed(lesson_updates=2, noisy_updates=1, lesson_check=1, lesson_batch=2)
