@@ -342,7 +342,7 @@ def _unit_rows(
     length = tl.sqrt(tl.sum(square, axis=0))
     fits = (length > 0.0) & (length < float("inf"))
     if keys is not None:
-        tl.store(keys + i, (tl.sum(key, axis=0) & 0x7FFFFFFF).to(tl.int64))
+        tl.store(keys + i, tl.sum(key.to(tl.int64), axis=0) & 0x7FFFFFFF)  # Triton 3.6 interprets no sums that wrap
     if usable is not None:
         fits = fits & (tl.load(usable + i) != 0)
     if taken is not None:
@@ -387,6 +387,7 @@ def _jacobi(
                 y = tl.load(a + q)
                 own, other, between = tl.sum(x * x, axis=1), tl.sum(y * y, axis=1), tl.sum(x * y, axis=1)
                 turns = between * between > 1e-26 * own * other
+                turned += tl.sum(turns.to(tl.int32), axis=0)  # later it would spill with Triton 3.6
                 low, high = 2.0 * between, other - own
                 size = tl.abs(high) + tl.sqrt(high * high + low * low)
                 tangent = tl.where(turns, tl.where(high < 0.0, -low, low) / tl.where(turns, size, 1.0), 0.0)
@@ -395,7 +396,6 @@ def _jacobi(
                 tl.debug_barrier()  # all rows are read
                 tl.store(a + p, cosine * x - sine * y)
                 tl.store(a + q, sine * x + cosine * y)
-                turned += tl.sum(turns.to(tl.int32), axis=0)
             tl.debug_barrier()
         left = tl.where(turned > 0, left - 1, 0)
     i = tl.arange(0, SIDE)
