@@ -87,7 +87,7 @@ build() {
   command -v cmake >/dev/null || lacking="cmake $lacking"
   "${CXX:-c++}" --version >/dev/null 2>&1 || g++ --version >/dev/null 2>&1 || lacking="a C++ compiler (g++) $lacking"
   if [ -n "${lacking% }" ]; then
-    echo "not built, and nothing is downloaded: this machine has no ${lacking% }"
+    echo "not built, and nothing is downloaded: this machine lacks ${lacking% }"
     return 1
   fi
   local nvcc=${CUDACXX:-nvcc} cuda=auto

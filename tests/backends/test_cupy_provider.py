@@ -130,16 +130,6 @@ def test_errors_name_the_kernel_and_its_shape(cupy):
         launch(provider, 64)
 
 
-def test_words_of_the_compiler_are_told(cupy):
-    def refuse(program, options):
-        raise RuntimeError("NVRTC_ERROR_COMPILATION")
-
-    cupy.cuda.nvrtc.compileProgram = refuse
-    cupy.cuda.nvrtc.getProgramLog = lambda program: "line 1: no such thing"
-    with pytest.raises(RuntimeError, match=r"does not compile values\.cu for sm_90a: NVRTC_ERROR_COMPILATION\nline 1"):
-        launch(_cupy.CuPy())
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["bipace", "hgpo"])
 def test_on_a_gpu(name, monkeypatch, tmp_path):

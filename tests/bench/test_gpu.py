@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -420,12 +421,19 @@ def test_a_killed_first_run_has_all_its_lines_on_disk(interpreter, tmp_path):
         time.sleep(0.05)
 
 
-def test_script_is_sound():
+def test_script_is_sound(tmp_path):
     program("bash", "-n", SCRIPT)
     done = program("bash", SCRIPT, "--help")
     for name in (*gpu.DEFAULT, *gpu.CHECKS, "build", "ncu", "WHEELS", "COMMIT"):
         assert name in done.stdout
     program("bash", SCRIPT, status=2)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "dirname", "mktemp", "mkdir", "rm"):
+        (tools / name).symlink_to(shutil.which(name))
+    env = {"PATH": str(tools), "CXX": "", "DRY": "1", "PYTHON": sys.executable}
+    said = program("bash", SCRIPT, tmp_path / "out", "build", env=env, status=1).stdout
+    assert re.match(r"== build\nnot built, and nothing is downloaded: this machine lacks .*C\+\+ compiler.*\n== ", said)
 
 
 @pytest.mark.parametrize("plan", ["plan-1", "plan-2", "plan-3"])

@@ -237,7 +237,7 @@ def test_a_batch_in_parts(device):
     x = mixture(6, sum(sizes), 19, 6)
     epsilons = [0.05, 0.3, 0.9]
     together = device_sweep(device, x, sizes, epsilons)
-    for matrices in (1, 14):
+    for matrices in (1, 6):  # of six, CUDA's scratch has room under two ε
         room = matrices * gram.UNIT**2
         how = {"cut": clusters.Cut(room=room)} if BACKEND == "triton" else {"limits": clusters.Limits(room=room)}
         assert torch.equal(device_sweep(device, x, sizes, epsilons, **how), together)

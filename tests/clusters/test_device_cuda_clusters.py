@@ -41,15 +41,6 @@ def test_labels_depend_on_no_cut(device, whole, shared):
     assert torch.equal(found[:, 40:340] - found[:, 40:41], alone)
 
 
-@pytest.mark.slow
-def test_groups_take_turns(device):
-    """Where matrices, or S of a sweep, have no room at once."""
-    x = mixture(2, sum(SIZES), 32, 12, noise=0.4).bfloat16()
-    together = sweep(device, x, SIZES)
-    for room in (1, 5 * 70 * 384 * 2):
-        assert torch.equal(sweep(device, x, SIZES, room=room), together)
-
-
 @pytest.mark.parametrize(("noise", "epsilon", "alone", "groups"), [(3, 0.5, 0, 2), (4, 0.7, 0, 1), (3, 0.5, 127, 1)])
 def test_many_members_do_not_drift(device, noise, epsilon, alone, groups):
     """Most records in one cluster, far from its mean: a decision that its workers apply twice is seen, or members that
