@@ -52,6 +52,7 @@ def test_threshold_and_ties_are_banded(device):
 def test_ragged_groups_follow_the_rule(device, dtype, dim):
     sizes = [40, 0, 1, 33, 2, 0]
     x = mixture(dim, sum(sizes), dim, 7).to(dtype)
+    x[3] *= 2.0 ** (3 if dtype == torch.float16 else 90)  # its squares overflow, its products with others need not
     for epsilon in (0.05, 1.0):
         labels = run(device, x, sizes, epsilon)
         if check_partition(x, sizes, epsilon, labels):
