@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from ..estimators.memory import ValueMemory
 from ..features import embedders
 from ..hidden.layers import find_decoder, layer_of
 from ..hidden.tap import Tap, tap
+from ..inputs.layout import Layout, layout
 from ..result import AdvantageResult
 from ..settings import EPSILON
 from ..support.files import atomic_file
@@ -63,14 +63,14 @@ class Radius:
         follows = self.settings.epsilon == "follow"
         if self.epsilon is not None and not follows:
             return self.epsilon
-        states, group, ids = _distinct(records, gather)
+        states, once = _distinct(records, gather)
         if self.epsilon is None:
-            chosen = choose_epsilon(states, group, **ids)
+            chosen = choose_epsilon(states, layout=once)
             self.epsilon = chosen.epsilon
             _log.info("%sepsilon=%s chose %g: %s.", self.where, self.settings.epsilon, chosen.epsilon, chosen.reason)
         if follows:
             self.controller = self.controller or EpsilonController(self.epsilon)
-            own = self.controller.update(states, group, **ids)
+            own = self.controller.update(states, layout=once)
             # With several processes the first one's value is used: other CPUs may round a decision differently.
             of_all = gather({"epsilon": torch.tensor([own], dtype=torch.float64)})["epsilon"]
             self.controller.epsilon = self.epsilon = float(of_all[0])
@@ -94,17 +94,13 @@ class Radius:
         self.epsilon, self.controller = epsilon, controller
 
 
-def _distinct(records: Columns, gather: Gather) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Fingerprints that have a direction, their groups, and trajectory and step: of all processes, each step once."""
+def _distinct(records: Columns, gather: Gather) -> tuple[Tensor, Layout]:
+    """Fingerprints of all processes, and the records among them that have a direction, each step once."""
     names = ("fingerprint", "group", "trajectory", "step", "valid")
     rows = {k: v.cpu() for k, v in gather({k: records[k] for k in names if k in records}).items()}
     states = rows["fingerprint"]
     usable = states.isfinite().all(1) & (states != 0).any(1) & rows.get("valid", torch.tensor(True))
-    at = torch.nonzero(usable).flatten()
-    ids = torch.stack([rows[k] for k in ("group", "trajectory", "step")], 1)
-    at = at[torch.from_numpy(np.sort(np.unique(ids[at].numpy(), axis=0, return_index=True)[1]))]
-    group, trajectory, step = ids[at].unbind(1)
-    return states[at], group, {"trajectory": trajectory, "step": step}
+    return states, layout(rows["group"], rows["trajectory"], rows["step"], usable).once()
 
 
 class States:

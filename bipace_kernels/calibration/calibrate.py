@@ -79,12 +79,9 @@ def calibrate(
     progress      a bar on stderr for the forwards, another for clusters and probes; None: if stderr is a terminal
     backend       of the clusters
 
-    Forwards end after the deepest layer and serve all layers and poolings; identical prompts run once.  The probe is a
-    logistic regression on standardised states (scikit-learn; extra `calibrate`), its accuracy the mean over stratified
-    folds that keep identical prompts together.  The rule: among layers and poolings that have an ε of the scan with at
-    least `min_clusters` clusters, less than 95 % of the prompts in the largest cluster and less than 95 % in
-    singletons, the one with the highest accuracy (ties: the earlier block, then the pooling named first); then ε by
-    choose_epsilon().
+    Forwards end after the deepest layer and serve all layers and poolings; identical prompts run once.  The choice is
+    the highest accuracy of a linear probe (scikit-learn; extra `calibrate`) among what qualifies, then ε by
+    choose_epsilon(): docs/calibration.md has the rule.
     """
     from ..hidden._prompts import budget_of  # bk.hidden is loaded on demand
     from ..hidden.layers import find_decoder

@@ -183,13 +183,7 @@ def _allocate(path: Path) -> None:
     """Reserves disk space for the file: a write to a mapped file without space would kill the process (SIGBUS)."""
     with path.open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
-            return
-        start = file.read(1 << 12)  # of its header; what follows is zero
-        for at in range(len(start), size, 1 << 24):
-            file.seek(at)
-            file.write(bytes(min(1 << 24, size - at)))
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _model_hash(decoder: Decoder) -> str:

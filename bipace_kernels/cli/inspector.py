@@ -188,7 +188,8 @@ def _add(
     records = part.records
     shared = shared_arguments(records, options.action_mode, options.backend, options.threads)
     results = _results(part, shared, estimators)
-    order = _order(records, options.duplicates == "once")
+    lay = shared["layout"].once() if options.duplicates == "once" else shared["layout"]
+    order = lay.order.numpy()
     first, first_group = len(columns["group"]), len(groups)
 
     known_groups: dict[int, int] = {}
@@ -265,18 +266,6 @@ def _results(part: Part, shared: dict[str, Any], estimators: Sequence[Row]) -> d
         with refused(part.records, f"{part.name}, {row.label}"):
             results[row.key] = bk.advantage(config=row.config, **shared, **states)
     return results
-
-
-def _order(records: rollouts.Rollouts, once: bool) -> Ints:
-    """Rows of the page: valid ones, by prompt group, rollout and step; once: the first of each step's copies."""
-    valid = np.array([records.is_valid(row) for row in range(len(records))], bool)
-    step = np.array(records.step, np.int64)
-    order: Ints = np.lexsort((np.arange(len(records)), step, records.trajectory, records.group))
-    order = order[valid[order]]
-    if once and len(order):
-        ids = np.stack([records.trajectory[order], step[order]], axis=1)
-        order = order[np.append(True, (ids[1:] != ids[:-1]).any(axis=1))]
-    return order
 
 
 def _finish(groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[str, Any]], above: float) -> None:

@@ -36,19 +36,8 @@ class EpsilonController:
 
         ε_j = clip(ε · max_step^(j/h), bounds),   j = −h … h,   h = (points − 1)/2,
 
-    all from one Gram matrix per group, and takes one of these points, so no update changes ε by more than the factor
-    max_step.  With m_j the median cluster size at ε_j and band = (a, b), objective "median" decides:
-
-    * stay at ε_0 while a ≤ m_0 ≤ b; once so settled, stay while (1 − slack) a ≤ m_0 ≤ (1 + slack) b;
-    * else look upwards (m_0 < a) or downwards (m_0 > b).  Of the points there with a ≤ m_j ≤ b take the one with m_j
-      nearest to √(ab) on a logarithmic scale; ties: the nearest to ε_0;
-    * none inside, but some beyond the band (it falls between two points): the point nearest to the band on that scale,
-      ε_0 included; ties: the nearest to ε_0;
-    * none reaches the band: the full step, ε_0 · max_step^±1, as far as the bounds allow.
-
-    Objective "value_r2": among all points of the grid with a ≤ m_j ≤ b and a defined value R² (`ValueR2`) take the
-    best; ties: the nearest to ε_0.  Where ε_0 is itself among them, or m_0 is where a settled ε stays and its R² is
-    defined, it moves only if R² improves by more than `gain`.  Where no point qualifies, objective "median" decides.
+    all from one Gram matrix per group, and takes one of these points by the median cluster size there, or by value R²:
+    docs/epsilon.md has the rules.
 
     epsilon     first ε, inside the bounds; `choose_epsilon()` on the first batch is a good one
     objective   "median" | "value_r2"
@@ -61,8 +50,7 @@ class EpsilonController:
 
     epsilon, reason   the current ε, and what the last update did and why
     Deterministic: same settings, state and batches, same ε.  Every rank must see the same rows or receive the ε of one
-    rank: ranks that update on their own batches choose different ε.  The paper leaves an ε that follows the policy
-    open; docs/epsilon.md has measurements.
+    rank.  The paper leaves an ε that follows the policy open.
     """
 
     def __init__(

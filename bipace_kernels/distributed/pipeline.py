@@ -91,11 +91,8 @@ def advantage(
 
     Bit-equal to one process on the concatenated rows, for every split, on ranks with one kind of device and instruction
     set.  Clusters are numbered over the batch; metrics() and value_r2() are the batch's, equal on all ranks.
-    A fingerprint, or a text of partition "similar", goes to the rank that owns its group, once; all other values of a
-    row go to every rank, 8 bytes each.  Rank 0 owns all groups where values are shared between them (share "batch" and
-    "memory").
-    Nothing that another rank sent is unpickled: so ids and observations must be of types that compare as text
-    (docs/distributed.md); TypeError names any other.
+    Rank 0 owns all groups where values are shared between them (share "batch" and "memory").  Nothing that another rank
+    sent is unpickled: so ids and observations must be of types that compare as text; TypeError names any other.
     ValueError and TypeError are raised on all ranks: for an argument, naming the rank; for values, with rows counted
     over the ranks.  RuntimeError where a rank has exited, or does not make this call within the group's timeout.
     """

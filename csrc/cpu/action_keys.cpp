@@ -19,8 +19,7 @@ constexpr int64_t kLongToken = 1024;  // bytes
 constexpr int64_t kQuickBytes = 16;   // most tokens fit; copied in one load and store
 
 // Position of the tag in text[from, size), or -1.  The needle is of fixed size, so the search is linear.
-int64_t find_tag(const uint8_t* text,  // [size]
-                 int64_t from, int64_t size, const char* tag, int64_t tag_size) {
+int64_t find_tag(const uint8_t* text, int64_t from, int64_t size, const char* tag, int64_t tag_size) {
   while (from + tag_size <= size) {
     const auto* hit = static_cast<const uint8_t*>(std::memchr(text + from, tag[0], size - tag_size - from + 1));
     if (!hit) return -1;
@@ -59,8 +58,7 @@ int64_t hash_lowered(Span text, uint64_t seed, std::vector<uint8_t>& scratch) {
 class TagSearch {
  public:
   // True once the body is known.
-  bool advance(const uint8_t* text,  // [size]
-               int64_t size) {
+  bool advance(const uint8_t* text, int64_t size) {
     if (body_ < 0) {
       const int64_t open = find_tag(text, from_, size, kOpen, kOpenSize);
       if (open < 0) {
@@ -153,8 +151,7 @@ int64_t hash_first_n(const Row& row, int64_t n, Scratch& scratch) {
   return static_cast<int64_t>(xxh64(out, 8 * count, kSeedFirstN));
 }
 
-bool all_inside(const int64_t* ids,  // [count]
-                int64_t count, int64_t table_size) {
+bool all_inside(const int64_t* ids, int64_t count, int64_t table_size) {
   uint64_t bad = 0;  // its sign bit: some id < 0, or some table_size - 1 - id < 0.  No 64-bit compare: SSE2 has none
   const auto last = static_cast<uint64_t>(table_size - 1);
   for (int64_t i = 0; i < count; ++i) {
@@ -164,10 +161,10 @@ bool all_inside(const int64_t* ids,  // [count]
   return bad >> 63 == 0;
 }
 
-// Appends the bytes of at most kChunk tokens to text[size..]; returns the new size.
-int64_t append_tokens(const TokenTable& table, int64_t longest,  // bytes of the longest token
-                      const int64_t* ids,                        // [count], all inside the table
-                      int64_t count, int64_t size, std::vector<uint8_t>& text) {
+// Appends the bytes of at most kChunk tokens, all inside the table, to text[size..]; returns the new size.  longest:
+// bytes of the longest token.
+int64_t append_tokens(const TokenTable& table, int64_t longest, const int64_t* ids, int64_t count, int64_t size,
+                      std::vector<uint8_t>& text) {
   const int64_t* offsets = table.offsets;
   const uint8_t* bytes = table.bytes;
   int64_t more = kChunk * longest;

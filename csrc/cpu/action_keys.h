@@ -31,20 +31,14 @@ struct TokenTable {
   int64_t size;            // V
 };
 
-// Keys of token rows.  The table is not used in mode kFirstN.  Returns the position of the first valid id outside the
-// table, row * T + column or the place in flat rows, and -1 where there is none; keys and parsed are unfinished
-// otherwise.
-int64_t hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode mode, int64_t n,
-                        int64_t* keys,    // [N]
-                        uint8_t* parsed,  // [N]
-                        int n_threads);
+// keys and parsed [N] of token rows.  The table is not used in mode kFirstN.  Returns the position of the first valid
+// id outside the table, row * T + column or the place in flat rows, and -1 where there is none; keys and parsed are
+// unfinished otherwise.
+int64_t hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode mode, int64_t n, int64_t* keys,
+                        uint8_t* parsed, int n_threads);
 
-// Keys of byte strings (UTF-8 text).
-void hash_texts(const uint8_t* const* texts,  // [N] start of each text
-                const int64_t* sizes,         // [N] in bytes
-                int64_t n_rows, KeyMode mode,
-                int64_t* keys,    // [N]
-                uint8_t* parsed,  // [N]
-                int n_threads);
+// The same of byte strings (UTF-8 text), by their starts and sizes in bytes [N].
+void hash_texts(const uint8_t* const* texts, const int64_t* sizes, int64_t n_rows, KeyMode mode, int64_t* keys,
+                uint8_t* parsed, int n_threads);
 
 }  // namespace bipace

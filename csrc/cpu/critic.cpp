@@ -414,9 +414,7 @@ void whitened_rows(const float* rows, int64_t n_records, int64_t dim, const int6
     for (int64_t i = 0; i < n; ++i) {
       float* const to = out + (first + i) * directions;
       std::fill(to, to + directions, std::isnan(rows[(first + i) * dim]) ? rows[(first + i) * dim] : 0.0f);
-      for (int64_t j = 0; j < basis.n; ++j) {
-        to[j] = static_cast<float>(products[i * stride + j] - offsets[j]);
-      }
+      for (int64_t j = 0; j < basis.n; ++j) to[j] = static_cast<float>(products[i * stride + j] - offsets[j]);
     }
   });
 }
@@ -542,9 +540,7 @@ void same_action_advantage(const float* rows, int64_t dim, const double* advanta
         own.column.assign(own.matrix.n, 0.0);
         for (int64_t i = 0; i < size; ++i) own.column[i] = advantage[first[i]];
         solve(work.dot, own.matrix, own.column);
-        for (int64_t i = 0; i < size; ++i) {
-          out[first[i]] = advantage[first[i]] - noise * own.column[i];
-        }
+        for (int64_t i = 0; i < size; ++i) out[first[i]] = advantage[first[i]] - noise * own.column[i];
       }
     }
   });
@@ -580,9 +576,7 @@ void normed_advantage(const double* advantage, const float* returns, const int64
   parallel_for(n_groups, n_threads, [&](int64_t g, int) {
     const int64_t begin = group_offsets[g], end = group_offsets[g + 1];
     double factor = step_norm == StepNorm::kBatch ? of_batch : 1.0;
-    if (step_norm == StepNorm::kGroup) {
-      factor = reciprocal(square[g], end - begin, largest[g]);
-    }
+    if (step_norm == StepNorm::kGroup) factor = reciprocal(square[g], end - begin, largest[g]);
     for (int64_t i = begin; i < end; ++i) {
       out[i] = static_cast<float>(std::clamp(factor * advantage[i], -kLimit, kLimit));
     }

@@ -50,8 +50,7 @@ int64_t number_equal(int64_t n, int64_t most, const Hash& hash,
 
 // Renumbers a group's labels by first appearance; returns how many there are.  They number the clusters by seed, and
 // records of -1, clusters of their own, come in between.
-inline int64_t number_labels(int64_t n, int64_t n_clusters,
-                             int64_t* labels) {  // [n]
+inline int64_t number_labels(int64_t n, int64_t n_clusters, int64_t* labels) {
   std::vector<int64_t> number(n_clusters, -1);
   int64_t count = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -62,11 +61,8 @@ inline int64_t number_labels(int64_t n, int64_t n_clusters,
   return count;
 }
 
-// Labels of each group from 0 become labels of the batch.
-inline void number_groups(const int64_t* group_offsets,  // [G+1]
-                          int64_t n_groups,
-                          const int64_t* counts,  // [G] labels of each group
-                          int64_t* labels) {      // [M]
+// Labels of each group from 0, of which there are counts [G], become labels of the batch.
+inline void number_groups(const int64_t* group_offsets, int64_t n_groups, const int64_t* counts, int64_t* labels) {
   int64_t before = 0;
   for (int64_t g = 0; g < n_groups; ++g) {
     for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) labels[i] += before;

@@ -27,10 +27,7 @@ struct Scratch {
   std::vector<uint8_t> padded;
 };
 
-void fingerprint(const uint8_t* text,  // [size]
-                 int64_t size, int64_t n, int64_t dim,
-                 float* out,  // [dim]
-                 Scratch& scratch) {
+void fingerprint(const uint8_t* text, int64_t size, int64_t n, int64_t dim, float* out, Scratch& scratch) {
   const int64_t n_grams = size + n - 1;
   scratch.padded.assign(n - 1, kNgramBefore);
   scratch.padded.insert(scratch.padded.end(), text, text + size);

@@ -35,11 +35,10 @@ std::vector<int64_t> small_codes(const int64_t* codes, int64_t n) {
   return out;
 }
 
-// Numbers of the pairs (set[i], code[i]) by first appearance, -1 where set[i] is; returns how many there are.
-int64_t number_pairs(const std::vector<int64_t>& set,  // [n] from -1 to n_sets - 1
-                     int64_t n_sets,
-                     const std::vector<int64_t>& code,  // [n] in [0, n)
-                     int64_t* numbers) {                // [n]
+// Numbers of the pairs (set[i], code[i]) by first appearance, -1 where set[i] is; returns how many there are.  Sets are
+// below n_sets, codes in [0, n).
+int64_t number_pairs(const std::vector<int64_t>& set, int64_t n_sets, const std::vector<int64_t>& code,
+                     int64_t* numbers) {
   struct First {
     int64_t set, item;
   };

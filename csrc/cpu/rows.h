@@ -34,12 +34,8 @@ const float* read_panel(const Rows& rows, const DotKernels& dot, ScaledRow row, 
 
 // The same for several rows; `buffer` holds stride floats per row.  Columns stored apart are read column by column, so
 // that neighbouring rows share the cache lines.
-void read_panels(const Rows& rows, const DotKernels& dot,
-                 const ScaledRow* wanted,  // [n]
-                 int64_t n, int64_t first, int64_t len,
-                 float* buffer,  // [n, stride]
-                 int64_t stride,
-                 const float** panels);  // [n]
+void read_panels(const Rows& rows, const DotKernels& dot, const ScaledRow* wanted, int64_t n, int64_t first,
+                 int64_t len, float* buffer, int64_t stride, const float** panels);
 
 // The largest |x| of a row as a bit pattern of its dtype without the sign.
 uint32_t largest_bits(const Rows& rows, const DotKernels& dot, int64_t row);

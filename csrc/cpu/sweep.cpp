@@ -66,9 +66,7 @@ class Scan {
     stride_ = row_stride(group.size());
     lowest_ = 1.0 - epsilon - kBand;
     std::fill(labels, labels + group.length, int64_t{-1});
-    for (int64_t i = 0; i < group.size(); ++i) {
-      labels[group.position[i]] = decide(group, dot, i);
-    }
+    for (int64_t i = 0; i < group.size(); ++i) labels[group.position[i]] = decide(group, dot, i);
     return number_labels(group.length, static_cast<int64_t>(clusters_.size()), labels);
   }
 

@@ -84,9 +84,7 @@ void factorise(const DotKernels& dot, Symmetric& a) {
       double* pivot = a.row(k);
       const double length = std::sqrt(pivot[k]);
       dot.divide(length, a.n - k, pivot + k);
-      for (int64_t j = k + 1; j < end; ++j) {
-        dot.subtract(pivot + j, pivot[j], a.n - j, a.row(j) + j);
-      }
+      for (int64_t j = k + 1; j < end; ++j) dot.subtract(pivot + j, pivot[j], a.n - j, a.row(j) + j);
     }
     if (end < a.n) add_square_from(dot, a, a.row(begin), a.stride, end - begin, end, -1.0);
   }
@@ -144,9 +142,7 @@ std::vector<double> eigenvectors(const DotKernels& dot, Symmetric& a) {
     dot.divide(std::sqrt(dot.product(v + first, v + first, size)), size, v + first);
     // A - v w^T - w v^T with w = p - (v . p) v and p = 2 A v
     std::fill(w.begin(), w.end(), 0.0);
-    for (int64_t i = k + 1; i < n; ++i) {
-      w[i] = 2.0 * dot.product(a.row(i) + first, v + first, size);
-    }
+    for (int64_t i = k + 1; i < n; ++i) w[i] = 2.0 * dot.product(a.row(i) + first, v + first, size);
     dot.subtract(v + first, dot.product(v + first, w.data() + first, size), size, w.data() + first);
     for (int64_t i = k + 1; i < n; ++i) {
       dot.subtract(v + first, w[i], size, a.row(i) + first);
