@@ -13,7 +13,7 @@ from refusals import refused
 import bipace_kernels as bk
 
 pytest.importorskip(PACKAGE)
-run, competitors, measure, memory = map(module, ("__main__", "competitors", "measure", "memory"))
+run, competitors, measure = map(module, ("__main__", "competitors", "measure"))
 roofline, stages, workloads = map(module, ("roofline", "stages", "workloads"))
 TINY = workloads.TINY
 
@@ -157,13 +157,6 @@ def test_high_water_sees_memory_that_was_given_back():
         return int(torch.ones(8 << 20).sum())  # 32 MiB, gone when the call returns
 
     assert 30 << 20 < measure.high_water(run_) < 80 << 20
-
-
-@pytest.mark.slow
-def test_memory_is_measured_in_a_process_of_its_own():
-    peak = memory.measure(memory.cases(quick=True)[0], threads=1)
-    assert 0 <= peak.peak_bytes < peak.allowed_bytes
-    assert peak.clusters == TINY.groups * TINY.states
 
 
 def test_targets_take_the_best_competitor_and_tell_what_did_not_run():

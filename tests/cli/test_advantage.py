@@ -422,8 +422,6 @@ BAD_OPTIONS = {
     "two sources": (["--fingerprint", "x.npy", "--fingerprint-column", "h"], "give one of them"),
     "absent backend": (["--backend", "cuda"], "cannot run here"),
     "suffix": (["--out", "table.xlsx"], "must end in one of .parquet"),
-    "first n": (["--first-n", "3"], "No such option"),  # of token ids; actions are texts here
-    "not a number": (["--gamma", "high"], "--gamma"),
 }
 
 

@@ -369,7 +369,6 @@ def test_headers_of_fingerprints(tmp_path, shape):
     refused(r"a\.npy cannot be read as a \.npy file", states.load_fingerprints, str(path), 2, error=CliError)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.npy")
     with pytest.raises(CliError, match=r"a\.npy cannot be read as a \.npy file: it is not a regular file"):

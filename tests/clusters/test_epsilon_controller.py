@@ -384,6 +384,14 @@ def test_states_of_something_else():
         refused(words, controller.load_state_dict, state)
         refused("state must come from state_dict", controller.load_state_dict, [])
         assert controller.state_dict() == before
+    for value in (
+        math.nan, math.inf, -math.inf, np.float64("inf"), 10**400, -(10**400), 10**5000, np.zeros(2), [1.0],
+        torch.empty(1, device="meta"), torch.zeros(2).to_sparse(),
+    ):  # fmt: skip
+        for name in before:
+            words = rf"state\['{name}'\] must be .*, got .{{1,60}}\.$"
+            refused(words, controller.load_state_dict, {**before, name: value})
+    assert controller.state_dict() == before
 
 
 @pytest.mark.parametrize("objective", ["median", "value_r2"])
@@ -419,18 +427,3 @@ def test_holds_sizes_and_singletons_where_a_fixed_epsilon_lets_go():
     assert singletons["median"] < 0.5 * singletons["static"]
     moves = {name: np.count_nonzero(np.diff([epsilon for epsilon, _ in line])) for name, line in lines.items()}
     assert 3 <= moves["median"] < 0.7 * moves["search"]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [float("nan"), float("inf"), -float("inf"), np.float64("inf"), 10**400, -(10**400), 10**5000, np.zeros(2), [1.0],
-     torch.empty(1, device="meta"), torch.zeros(2).to_sparse()],
-    ids=lambda value: str(value)[:9] if not isinstance(value, int) else f"{value.bit_length()} bits",
-)  # fmt: skip
-def test_states_with_values_that_no_controller_has(value):
-    controller = bk.EpsilonController()
-    before = controller.state_dict()
-    for name in before:
-        refused(rf"state\['{name}'\] must be .*, got .{{1,60}}\.$", controller.load_state_dict, {**before, name: value})
-    assert controller.state_dict() == before
-    controller.metrics()

@@ -220,7 +220,8 @@ RECORDS = {
 
 
 def test_an_embedder_has_its_own_epsilon_where_none_is_set(monkeypatch):
-    monkeypatch.setattr(bk.embedders, "_load", lambda model, device: Encoder())
+    loaded = []
+    monkeypatch.setattr(bk.embedders, "_load", lambda model, device: loaded.append(model) or Encoder())
     for settings, epsilon in (
         ({"embedder": "actor_hidden"}, 0.10),
         ({"embedder": "ngram"}, 0.25),
@@ -233,8 +234,11 @@ def test_an_embedder_has_its_own_epsilon_where_none_is_set(monkeypatch):
     ):
         states = States(Settings(method="bigpo", **settings))
         hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]) if states.may_be_hidden else None
-        result, metrics = states.advantage(RECORDS, lambda: ["a", "a", "b"], hidden=hidden)
+        for _ in range(2):
+            result, metrics = states.advantage(RECORDS, lambda: ["a", "a", "b"], hidden=hidden)
         assert metrics["bipace/epsilon"] == epsilon and result.advantage.shape == (3,)
+        assert metrics[f"bipace/embedder/{settings['embedder'].split(':')[0]}"] == 1.0
+    assert loaded == ["MODEL"] * 2  # once a run
 
 
 def test_settings_of_gae_are_those_of_its_configuration():

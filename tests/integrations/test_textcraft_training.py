@@ -392,7 +392,6 @@ def test_a_final_run_keeps_its_weights_measures_all_tasks_and_trains_on_no_valid
     shapes = {name: weight.shape for name, weight in load(start)[0].state_dict().items() if name != "lm_head.weight"}
     assert {name: weight.shape for name, weight in kept.items()} == shapes
     assert all(weight.dtype == torch.float16 for weight in kept.values())
-    monkeypatch.setattr(knowledge, "VALIDATION", 2)
     world, parts = knowledge.parts_of(load_split(start / "tasks.json.gz"))
     held = set(parts["validation"])
     assert len(held) == 2 and len(world.train) == 10

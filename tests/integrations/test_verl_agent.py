@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 from paper_runs import RUNS
 from paths import program
 from refusals import refused
-from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
 from transformers import PreTrainedTokenizerFast
 from verl import DataProto
@@ -107,19 +106,6 @@ def episode_term(group, score):
     config = bk.Config.grpo(episode_norm="none", episode_scope="step", lone_trajectory="raw")
     each = torch.arange(len(group))
     return bk.advantage(group, each, None, returns=score, episode_return=score, config=config).advantage
-
-
-def test_a_sentence_encoder_has_its_own_epsilon_and_is_loaded_once(ready, monkeypatch):
-    loaded = []
-
-    monkeypatch.setattr(bk.embedders, "_load", lambda model, device: loaded.append(model) or Encoder())
-    settings = Settings(bisim_grouping=True, bisim_embedder="sentence:MODEL")
-    for seed in range(2):
-        metrics = write_advantages(ready(seed, settings), settings)
-        assert metrics["bipace/embedder/sentence"] == 1.0 and metrics["bipace/epsilon"] == 0.20
-    assert loaded == ["MODEL"]
-    with pytest.raises(ValueError, match=r"bisim_embedder must be one of .*sentence:MODEL, got 'sentence'"):
-        Settings(bisim_grouping=True, bisim_embedder="sentence")
 
 
 @pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
@@ -421,7 +407,6 @@ GAE_KEYS = ["bipace_method=gae"]
     (["bisim_epsilon=0.1"], [], r"gigpo\.bisim_epsilon is not a BiPACE setting; they are .*bisim_eps"),
     (["cacb_estimator=diff"], [], "cacb_estimator must be one of q_style, counterfactual"),
     (["cacb_enabled=1"], [], "cacb_enabled must be True or False, got 1"),
-    (["bisim_eps=3"], [], "bisim_eps must be a number 0 or in"),
     (["enable_similarity=True"], [], "set one to False"),
     ([], ["algorithm.adv_estimator=grpo"], "algorithm.adv_estimator must be gigpo"),
     ([], ["env.rollout.n=1"], "env.rollout.n must be at least 2, got 1"),
