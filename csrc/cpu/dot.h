@@ -41,29 +41,23 @@ struct DotKernels {
   const char* name;
 
   // out[n][m] += a_m . b_n over len <= kPanel elements.  tile[0] takes 4 rows a and tile[1] takes 8;
-  // tile[.][n - 1] takes n rows b.  Meanwhile the len floats at `ahead` are prefetched; any address is
-  // allowed.
-  using Tile = void (*)(const float* const* a,  // [4 | 8] rows of len
-                        const float* const* b,  // [n] rows of len
-                        int64_t len, const char* ahead,
-                        double* const* out);  // [n] of [4 | 8]
+  // tile[.][n - 1] takes n rows b.  Meanwhile the len floats at `ahead` are prefetched; any address is allowed.
+  using Tile = void (*)(const float* const* a, const float* const* b, int64_t len, const char* ahead,
+                        double* const* out);
   Tile tile[2][kTileB];
   // The one for `rows` rows a and `columns` rows b, of which it takes at most kTileA and kTileB.
   Tile tile_of(int64_t rows, int64_t columns) const {
     return tile[rows > 4][(columns < kTileB ? columns : kTileB) - 1];
   }
 
-  // target = sum of weight_i * source_i by fused multiply-adds in that order; returns |target|^2, summed as by a tile.
-  double (*fold)(const float* const* source,  // [n] rows of len; target may be one of them
-                 const float* weight,         // [n]
-                 int64_t n, int64_t len,
-                 float* target);  // [len]
+  // target = sum of weight_i * source_i by fused multiply-adds in that order, over n rows of len, one of which target
+  // may be; returns |target|^2, summed as by a tile.
+  double (*fold)(const float* const* source, const float* weight, int64_t n, int64_t len, float* target);
 
-  // out[i][j] += sign * the sum over k of a[k][i] b[k][j] in order, by fused multiply-adds, in float64; sign is 1 or
-  // -1.
-  void (*outer)(const double* a, int64_t a_stride,                             // [depth] rows of kOuterA
-                const double* b, int64_t b_stride,                             // [depth] rows of kOuterB
-                int64_t depth, double sign, double* out, int64_t out_stride);  // [kOuterA] rows of kOuterB
+  // out[i][j] += sign * the sum over k < depth of a[k][i] b[k][j] in order, by fused multiply-adds, in float64, for
+  // i < kOuterA and j < kOuterB; sign is 1 or -1.
+  void (*outer)(const double* a, int64_t a_stride, const double* b, int64_t b_stride, int64_t depth, double sign,
+                double* out, int64_t out_stride);
 
   // y -= factor * x and y /= by, element by element; the former in two steps.
   void (*subtract)(const double* x, double factor, int64_t n, double* y);
@@ -73,9 +67,8 @@ struct DotKernels {
   double (*product)(const double* x, const double* y, int64_t n);
   void (*rotate)(double cosine, double sine, int64_t n, double* x, double* y);
 
-  // out[i][j] += a_i . b_j of two bundles; each product is one float32 sum in order, by fused multiply-adds.
-  void (*bundles)(const float* a,                                               // [depth, kBundle]
-                  const float* b, int64_t depth, double* out, int64_t stride);  // [kBundle] rows
+  // out[i][j] += a_i . b_j of two bundles of depth; each product is one float32 sum in order, by fused multiply-adds.
+  void (*bundles)(const float* a, const float* b, int64_t depth, double* out, int64_t stride);
 
   // sum[e] += x[e], sum[e] += sign[e] * x[e] with signs of 1 and -1, and out[e] = float(x[e] - mean[e]) with one
   // rounding, for e < len: the same bits in every set.

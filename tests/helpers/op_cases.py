@@ -7,6 +7,7 @@ import torch
 from batches import make_batch
 
 import bipace_kernels as bk
+from bipace_kernels.ops import registry
 from bipace_kernels.support.handles import handle_of
 
 BATCH = make_batch(3, groups=3, trajectories=3, longest=5)
@@ -14,10 +15,7 @@ LAYOUT = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
 CONFIG = bk.Config.bipace(0.2)  # kept alive: ops know them by their handles
 M = LAYOUT.n_records
 
-OPS = [
-    "advantage", "cluster_cosine", "cluster_sweep", "discounted_returns", "episode_advantage", "gae_advantage",
-    "hash_token_ids", "hgpo_advantage", "kernel_values", "step_advantage",
-]  # fmt: skip
+OPS = sorted([*registry.OPS, "advantage"])  # each has a case below
 
 Case = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -8,7 +8,7 @@ import torch
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
 from bipace_kernels.integrations.trl.trainer import ROW
 from datasets import Dataset
-from trained_tokenizers import learnt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import bipace_kernels as bk
@@ -19,8 +19,12 @@ LAYER = -8
 
 def make_tokenizer() -> Any:
     """Every byte is a token; plus <eos> and <pad>."""
-    special = {"pad_token": "<pad>", "eos_token": "<eos>"}
-    return PreTrainedTokenizerFast(tokenizer_object=learnt([], [*special.values()]), **special)
+    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>", "<eos>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
 TOKENIZER = make_tokenizer()

@@ -12,10 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from bipace_kernels.integrations._rollout_rows import RolloutRows, numbered
-from bipace_kernels.integrations.verl import driver_v0
-from bipace_kernels.integrations.verl.engine import labels_of
-from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace
 from marks import slow
 from refusals import refused
 from spawned import spawn
@@ -26,6 +22,11 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.ulysses import set_ulysses_sequence_parallel_group
 from verl.workers.utils.padding import left_right_2_no_padding
 from verl_stand_ins import VOCABULARY, engine, model, run_of
+
+from bipace_kernels.integrations._rollout_rows import RolloutRows, numbered
+from bipace_kernels.integrations.verl import driver_v0
+from bipace_kernels.integrations.verl.engine import labels_of
+from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace
 
 # Row by row: tokens of the prompt, and the response's mask.  Two turns; one; none (truncated); one, behind tool tokens.
 ROWS = [(5, [1, 1, 0, 0, 1]), (3, [1, 1, 1]), (4, [0, 0]), (2, [0, 1, 1, 0, 0, 1, 1])]
@@ -106,6 +107,11 @@ def expected(module, layer):
     return found
 
 
+def close(states, wanted):
+    for mine, theirs in zip(states, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("make", [batch_v1, batch_v0])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("dynamic", [True, False])
@@ -118,8 +124,7 @@ def test_states_come_back_beside_the_log_probs(group, monkeypatch, make, packed,
         wanted = expected(module, -2)
     states = out["model_output"][HIDDEN].unbind()
     assert [len(rows) for rows in states] == TURNS
-    for mine, theirs in zip(states, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    close(states, wanted)
     assert HIDDEN not in plain  # nobody asked: nothing is kept
     for mine, theirs in zip(out["model_output"]["log_probs"].unbind(), plain["log_probs"].unbind(), strict=True):
         assert torch.equal(mine, theirs)
@@ -137,8 +142,7 @@ def test_a_forward_of_its_own_ends_early(group, monkeypatch, packed):
         out = made.forward_backward_batch(batch_v1(**settings), None, forward_only=True)["model_output"]
         assert list(out) == [HIDDEN] and sorted(set(ran)) == [0, 1]
         wanted = expected(module, -3)
-    for mine, theirs in zip(out[HIDDEN].unbind(), wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    close(out[HIDDEN].unbind(), wanted)
     with pytest.raises(ValueError, match="use_fused_kernels=False"):
         made.forward_backward_batch(batch_v1(**{**settings, "use_fused_kernels": True}), None, forward_only=True)
 
@@ -208,8 +212,7 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
     assert len(asked) == 1 and NAME in asked[0]
     with torch.no_grad():
         wanted = expected(module, -2)
-    for mine, row in zip(states, moved, strict=True):
-        torch.testing.assert_close(mine, wanted[row], atol=1e-6, rtol=0)
+    close(states, [wanted[row] for row in moved])
     assert issubclass(ray_trainer.RayPPOTrainer, driver_v0.Trainer)
 
     # States of a batch that never came to its advantages are not those of the next one, whose forward gives none.
@@ -231,8 +234,7 @@ def _slice(rank, folder):
         gather_and_slice(module, rank)
         made = engine(module, patch, sp=2)
         out = made.forward_backward_batch(batch_v1(**layout(True, False), **asks(-2)), None, forward_only=True)
-        for mine, theirs in zip(out["model_output"][HIDDEN].unbind(), wanted, strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+        close(out["model_output"][HIDDEN].unbind(), wanted)
     dist.destroy_process_group()
 
 

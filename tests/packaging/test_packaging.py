@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 
@@ -81,10 +80,14 @@ def test_wheel_metadata(wheel):
     assert "bipace = bipace_cli:main" in entry_points
 
 
-def needed(wheel, folder):
-    """Shared libraries that each compiled module of a wheel asks for, which is unpacked into the folder."""
+def unpack(wheel, folder):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
+
+
+def needed(wheel, folder):
+    """Shared libraries that each compiled module of a wheel asks for, which is unpacked into the folder."""
+    unpack(wheel, folder)
     found = {}
     for path in sorted(folder.glob("bipace_kernels/*.so")):
         dump = program("readelf", "-d", path).stdout
@@ -118,13 +121,9 @@ def test_a_wheel_with_cuda_kernels(cuda_wheel, tmp_path):
 
 def from_wheel(wheel, folder, code):
     """What Python code prints that sees the wheel's files alone, and no other program."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
+    unpack(wheel, folder)
     env = {"PATH": "", "PYTHONPATH": str(folder), "HOME": str(folder)}
-    argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return program(sys.executable, "-c", code, cwd=folder, env=env).stdout
 
 
 @pytest.mark.slow
@@ -207,8 +206,7 @@ print(bk.__file__)
 
 @pytest.mark.slow
 def test_the_program_of_the_wheel(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
+    unpack(wheel, tmp_path)
 
     def bipace(*words):
         code = """

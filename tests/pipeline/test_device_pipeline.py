@@ -155,13 +155,6 @@ def test_rewards_keys_and_observations_of_other_dtypes(dtype, keys, device):
         assert_agree(want, bk.advantage(config=CONFIGS[name], backend=BACKEND, **moved))
 
 
-@pytest.mark.parametrize("name", ["bipace", *(slow(n) for n in KEPT if n != "bipace" and not n.startswith("hgpo"))])
-def test_weight_zero_is_the_episode_term(name, device):
-    config = replace(CONFIGS[name], step_weight=0.0, episode_weight=1.0)
-    got = bk.advantage(config=config, backend=BACKEND, **on(device, BATCH.arguments()))
-    assert same_bits(got.advantage, got.episode_advantage)
-
-
 def test_epsilon_zero_with_one_fingerprint_per_observation_is_gigpo(device):
     number = {text: i for i, text in enumerate(dict.fromkeys(BATCH.observation))}
     one_hot = torch.eye(len(number))[[number[text] for text in BATCH.observation]]

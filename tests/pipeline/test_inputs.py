@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from bad_inputs import BAD, BATCH, KINDS, N, bad_values
-from batches import CONFIGS, OUTPUTS, assert_same, make_batch
+from batches import CONFIGS, OUTPUTS, assert_same
 from hypothesis import given, strategies as st
 from lying import LyingList
 from refusals import refused
@@ -75,14 +75,6 @@ def test_a_history_longer_than_any_rollout_is_the_longest_one(name, backend):
     longest = int(BATCH.step.max())
     huge, enough = (run(replace(CONFIGS[name], history_length=h), backend=backend) for h in (10**9, longest))
     assert torch.equal(huge.advantage, enough.advantage) and torch.equal(huge.cluster, enough.cluster)
-
-
-def test_more_threads_than_cores_are_no_use_and_no_harm():
-    batch = make_batch(1, groups=400, trajectories=2, longest=3)
-    want = bk.advantage(config=CONFIGS["bipace"], num_threads=1, **batch.arguments())
-    for threads in (10**9, np.int64(5)):
-        got = bk.advantage(config=CONFIGS["bipace"], num_threads=threads, **batch.arguments())
-        assert torch.equal(got.advantage, want.advantage)
 
 
 def test_a_bad_copy_of_a_step_spoils_its_trajectory_and_copies_that_disagree_are_refused(backend):

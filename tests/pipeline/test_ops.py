@@ -69,12 +69,6 @@ def test_opcheck(name, device):
         torch.library.opcheck(op, args, kwargs)
 
 
-def test_every_op_has_a_case():
-    assert sorted(OPS) == sorted([*_ops.OPS, "advantage"])
-    for name in OPS:
-        assert op_cases(name, "cpu"), name
-
-
 @pytest.mark.parametrize(
     ("backend", "names"),
     [("aot_eager", ["bipace", "hgpo", "gae"]), slow("inductor", ["bipace"]), slow("aot_eager", COMPILED)],
