@@ -44,9 +44,8 @@ def action_clusters(
     check                "auto" | "now": under "raise", rows on a GPU raise only with "now", which synchronizes; with
                          "auto" they are treated as under "singleton"
 
-    Returns keys [N] int64 for `advantage(action_key=...)`: dense over the batch, by first appearance in processing
-    order; −1 for padding rows of the layout.  They name clusters of this batch: never compare them between batches, nor
-    mix them with keys of `action_keys()`.  Same input, same bits, at any thread count.
+    Returns keys [N] int64 for `advantage(action_key=...)`, which hold in this batch only: dense, by first appearance in
+    processing order; −1 for padding rows of the layout.  Same input, same bits, at any thread count.
     ValueError for bad rows, which it names; TypeError unless action_fingerprint is a matrix of floats.
     """
     Config.bigpo(epsilon)  # checks the range and names the field

@@ -1,14 +1,4 @@
-"""advantage() and cluster() over the ranks of torch.distributed; imported at first use.
-
-    rows of a rank ─► ids, rewards, keys, … ──────► every rank gets those of all rows: 8 bytes each
-                      fingerprints, texts ──────────► the rank that owns the prompt group, once; it makes the clusters
-                                          labels ──► every rank gets those of all rows
-                      advantage() of the whole batch with these labels, on every rank; each keeps its own rows
-
-Clusters never cross prompt groups and take nearly all of the time, so the clustering is what is distributed.  The rest
-is the same call as in one process, on the same columns, which gives equal bits, metrics and errors
-(docs/distributed.md).
-"""
+"""advantage() and cluster() over the ranks of torch.distributed; docs/distributed.md shows what goes where, and why."""
 
 from __future__ import annotations
 
@@ -44,7 +34,7 @@ from .ranks import Ranks
 __all__ = ["advantage", "cluster", "plan_owners"]
 
 Ints = npt.NDArray[np.int64]
-Given = dict[str, Any]
+Values = dict[str, Any]
 
 _REAL = ("rewards", "returns", "episode_return")
 _BOOL = ("action_parsed", "valid", "truncated")
@@ -96,7 +86,7 @@ def advantage(
     ValueError and TypeError are raised on all ranks: for an argument, naming the rank; for values, with rows counted
     over the ranks.  RuntimeError where a rank has exited, or does not make this call within the group's timeout.
     """
-    given = {
+    arguments = {
         "group": group, "trajectory": trajectory, "rewards": rewards, "step": step, "returns": returns,
         "episode_return": episode_return, "fingerprint": fingerprint, "observation": observation,
         "action_key": action_key, "action_parsed": action_parsed, "valid": valid, "truncated": truncated,
@@ -104,7 +94,7 @@ def advantage(
 
     def prepare() -> _Own:
         checks.check_check(check)
-        return _check_own(given, config, backend, num_threads, memory)
+        return _check_own(arguments, config, backend, num_threads, memory)
 
     held = None if memory is None else memory.state()
     try:
@@ -113,7 +103,7 @@ def advantage(
         if memory is not None:
             memory.restore(held)  # its owner read bad rows before the other ranks knew of them
         raise
-    back = interop.from_dlpack_of(given)
+    back = interop.from_dlpack_of(arguments)
     return result if back is None else result.as_arrays(back)
 
 
@@ -154,11 +144,11 @@ def cluster(
             raise ValueError("trajectory is missing; step numbers count inside a trajectory.")
         if group is None:
             raise ValueError("group is missing; pass one id per row.")
-        given = dict.fromkeys(_ARGUMENTS) | {
+        arguments = dict.fromkeys(_ARGUMENTS) | {
             "group": group, "trajectory": group if trajectory is None else trajectory, "step": step, "valid": valid,
             "fingerprint": fingerprint, "rewards": np.zeros(checks.length(group, "group")),
         }  # fmt: skip
-        return _check_own(given, config, backend, num_threads)
+        return _check_own(arguments, config, backend, num_threads)
 
     return _run(process_group, prepare).cluster
 
@@ -231,27 +221,27 @@ class _Own:
 
 
 def _check_own(
-    given: Given, config: Config | str | None, backend: str, num_threads: int | None, memory: ValueMemory | None = None
+    args: Values, config: Config | str | None, backend: str, num_threads: int | None, memory: ValueMemory | None = None
 ) -> _Own:
     """The rows of this rank.  Bad arguments fail here, before the other ranks wait for data."""
     cfg = check_config(config)
     check_memory(memory, cfg)
     dispatch.check_name(backend)
-    given = interop.all_to_torch(given)
-    where = checks.one_device(given)
+    args = interop.all_to_torch(args)
+    where = checks.one_device(args)
     dispatch.choose(backend, where)
     threads.checked(num_threads)
-    if callable(cfg.estimator) and given["fingerprint"] is not None and not cfg.needs_fingerprint:
+    if callable(cfg.estimator) and args["fingerprint"] is not None and not cfg.needs_fingerprint:
         raise ValueError(
             f"fingerprint must be None with an estimator function and partition={cfg.partition!r}: fingerprints do not "
             "travel to every rank, so the function could not read them; leave it out."
         )
-    columns = check_columns(given, None, cfg, where, None)
+    columns = check_columns(args, None, cfg, where, None)
     fingerprint = columns.pop("fingerprint")
-    n = checks.length(given["group"], "group")
-    if given["step"] is not None:
-        columns["step"] = checks.integer_vector(given["step"], "step", n)
-    valid = given["valid"]
+    n = checks.length(args["group"], "group")
+    if args["step"] is not None:
+        columns["step"] = checks.integer_vector(args["step"], "step", n)
+    valid = args["valid"]
     columns["valid"] = torch.ones(n, dtype=torch.bool) if valid is None else checks.bool_vector(valid, "valid", n)
     present = {name: column for name, column in columns.items() if column is not None}
     rows: dict[str, Tensor] = dict(zip(present, to_host(list(present.values())), strict=True))
@@ -261,14 +251,14 @@ def _check_own(
     values: dict[str, list[str]] = {}
     texts: list[bytes] = []
     for name in ("group", "trajectory"):
-        ids = checks.take_rows(as_sequence(to_host([given[name]])[0], name), taken)
+        ids = checks.take_rows(as_sequence(to_host([args[name]])[0], name), taken)
         number, numeric = ids_to_int(ids, name)
         kinds[name] = "integers" if numeric else "other ids"
         if not numeric:
             values[name] = [canonical(value, name) for value in _first_of_each(ids, number)]
         rows[name] = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)
     if cfg.needs_observation:
-        items = as_sequence(to_host([given["observation"]])[0], "observation")
+        items = as_sequence(to_host([args["observation"]])[0], "observation")
         if cfg.partition_row.by_code:
             kinds["observation"], rows["observation"], values["observation"] = _observation_codes(items, n, taken)
         else:
@@ -279,7 +269,7 @@ def _check_own(
     if fingerprint is not None:
         width = fingerprint.shape[1]
         kinds["fingerprint"] = f"[N, {width}] {fingerprint.dtype}"
-        if n or not isinstance(given["fingerprint"], (list, tuple)):
+        if n or not isinstance(args["fingerprint"], (list, tuple)):
             dtype = str(fingerprint.dtype)
     head = _Head(n, taken.numel(), values, _plain_fields(cfg), backend, where.type, sorted(rows), kinds, width, dtype)
     return _Own(head, cfg, where, rows, fingerprint, texts, num_threads, memory)
@@ -377,8 +367,8 @@ def _result(
     columns: dict[str, Tensor], config: Config, own: _Own, memory: ValueMemory | None = None, **moved: Any
 ) -> AdvantageResult:
     """advantage() of columns [N], which are on the CPU, and of what was moved from other ranks."""
-    given = {name: to_device(column, own.where, name) for name, column in columns.items()}
-    arguments = {**dict.fromkeys(_ARGUMENTS), **given, **moved}
+    there = {name: to_device(column, own.where, name) for name, column in columns.items()}
+    arguments = {**dict.fromkeys(_ARGUMENTS), **there, **moved}
     return run(arguments, None, config, own.head.backend, "now", own.num_threads, memory)
 
 

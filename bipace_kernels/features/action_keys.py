@@ -50,10 +50,9 @@ def action_keys(
                  the CPU are always checked at the call
     num_threads  threads of the cpu backend; None: torch.get_num_threads()
 
-    Returns keys [N] int64 and parsed [N] bool where the ids are, on the CPU for text and lists.  Matching, stripping
-    and lowering work on UTF-8 bytes: white space and letters of ASCII only.  Lone surrogates in text are encoded as by
-    Python's "surrogatepass".  Text and ids give the same keys wherever a row parses and is valid UTF-8.  Same
-    input, same bits, on every backend and at any number of threads.  Formats: docs/action_keys.md.
+    Returns keys [N] int64 and parsed [N] bool where the ids are, on the CPU for text and lists.  Same input, same bits,
+    on every backend and at any number of threads; text and ids give the same keys wherever a row parses and is valid
+    UTF-8.  Formats: docs/action_keys.md.
 
     Ids on a GPU are never copied to the host; lists and arrays passed with tensors are copied to the tensors' device.
     TypeError and ValueError name the problem; for a token id outside the table also its row and column.
@@ -216,6 +215,6 @@ def _flat_mask(mask: Any, row_offsets: torch.Tensor, host: Texts, device: torch.
     flat, offsets = _flatten(tuple(mask), "mask", host, device, bools=True)
     if not torch.equal(offsets, row_offsets):
         row = int(torch.nonzero(offsets.diff() != row_offsets.diff())[0])
-        wanted, given = (int(each.diff()[row]) for each in (row_offsets, offsets))
-        raise ValueError(f"mask[{row}] must be as long as responses[{row}], {wanted}, got {given}.")
+        wanted, length = (int(each.diff()[row]) for each in (row_offsets, offsets))
+        raise ValueError(f"mask[{row}] must be as long as responses[{row}], {wanted}, got {length}.")
     return flat

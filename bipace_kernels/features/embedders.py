@@ -1,9 +1,6 @@
-"""Embedders turn states into fingerprints, the only input of the estimator.
+"""Embedders turn states into fingerprints: a row of EMBEDDERS for each; docs/embedders.md.
 
-    embedder = bk.embedders.Sentence("path/to/a/sentence/encoder")
-    result = bk.advantage(..., fingerprint=embedder.embed(texts), config=bk.Config.bipace(embedder.epsilon))
-
-EMBEDDERS has a row for each.  Your own embedder is a class with `name`, `epsilon` and `embed`; it needs no row.
+Your own embedder is a class with `name`, `epsilon` and `embed`; it needs no row.
 """
 
 from __future__ import annotations
@@ -149,8 +146,8 @@ class Ngram:
     def embed(self, states: Any) -> Tensor:
         """[N, dim] float32 unit vectors on the CPU."""
         distinct, number = _distinct(states, (str, bytes))
-        found = ngram_fingerprint(distinct, n=self.n, dim=self.dim, backend=self.backend, num_threads=self.num_threads)
-        return found[number]
+        rows = ngram_fingerprint(distinct, n=self.n, dim=self.dim, backend=self.backend, num_threads=self.num_threads)
+        return rows[number]
 
 
 @dataclass(frozen=True)
@@ -185,8 +182,7 @@ class Sentence:
     epsilon      0.20, a starting value: encoders differ
     progress     True: a bar on stderr; or a function that is called with the number of texts after each batch
 
-    Distinct texts are encoded once, long ones first, without gradients, and scaled to unit length in float32.  Encoders
-    truncate at their own limit (often 256 tokens) and keep the beginning: put what distinguishes states first.
+    Distinct texts are encoded once, and scaled to unit length in float32.  Encoders keep the beginning of a long text.
     ImportError names the extra if sentence-transformers is not installed.
     """
 
@@ -224,17 +220,17 @@ class Sentence:
         if not distinct:
             return torch.zeros_like(encode([""])[:0], dtype=torch.float32)
         by_length = sorted(range(len(distinct)), key=lambda i: (-len(distinct[i]), i))
-        found: list[Tensor] = []
+        batches: list[Tensor] = []
         with torch.inference_mode(), _shown(self.progress, len(distinct)) as advance:
             for begin in range(0, len(by_length), self.batch_size):
                 # Lone surrogates become "?": tokenizers take only valid Unicode.
                 batch = [_bytes(distinct[i], "replace").decode() for i in by_length[begin : begin + self.batch_size]]
                 rows = encode(batch, batch_size=self.batch_size)
-                found.append(torch.nn.functional.normalize(rows.float(), dim=1))
+                batches.append(torch.nn.functional.normalize(rows.float(), dim=1))
                 advance(len(batch))
         place = torch.empty(len(distinct), dtype=torch.int64)
         place[torch.tensor(by_length)] = torch.arange(len(distinct))
-        return torch.cat(found)[place[number].to(found[0].device)]
+        return torch.cat(batches)[place[number].to(batches[0].device)]
 
 
 def _distinct(states: Any, kinds: tuple[type, ...]) -> tuple[list[Any], Tensor]:

@@ -31,10 +31,8 @@ def ngram_fingerprint(
                  GPU in one transfer, without synchronizing
     num_threads  threads of the cpu backend; None: torch.get_num_threads()
 
-    Returns [N, dim] float32 on the device.  Counts are integers, the norm is taken in float64, each entry is rounded to
-    float32 once: same text, same bits, on every backend.  A vector that cancels to zero gets 1 in bucket 0.  Lone
-    surrogates are encoded as by Python's "surrogatepass".  For clusters of these vectors use epsilon = 0.25.
-    TypeError names the first item that is neither str nor bytes.
+    Returns [N, dim] float32 on the device: same text, same bits, on every backend.  A vector that cancels to zero gets
+    1 in bucket 0.  For clusters of these vectors use epsilon = 0.25.  TypeError names the first item of another type.
     """
     for name, value, most in (("n", n, 1 << 12), ("dim", dim, 1 << 24)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:

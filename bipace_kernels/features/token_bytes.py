@@ -78,15 +78,8 @@ def token_bytes(tokenizer: Any) -> TokenBytes:
 
     tokenizer  a fast tokenizer of transformers, or a tokenizers.Tokenizer
 
-    Supported: byte-level BPE (Qwen, Llama 3, GPT-2, DeepSeek: decoder ByteLevel), and SentencePiece-style vocabularies
-    (Llama 2, Mistral, Gemma, T5: decoder Metaspace, or Replace ▁ → space with or without ByteFallback).  Special
-    tokens get no bytes, as under skip_special_tokens=True; other added tokens get the text that the decoder gives them.
-    The table is compared with the tokenizer's own decode: every token up to 16,384 of them, a fixed sample and all
-    added tokens above that, and sequences of tokens.
-
-    SentencePiece decoders drop the first space of a text.  The table keeps it: this does not affect action tags and
-    bodies, whose ends are stripped.  clean_up_tokenization_spaces=True edits text after decoding ("a ." → "a."):
-    decode with False if keys of text and ids must agree.
+    Supported: byte-level BPE, and SentencePiece-style vocabularies; special tokens get no bytes.  The table is compared
+    with the tokenizer's own decode.  docs/action_keys.md lists decoders, and where text and ids may differ.
 
     TypeError for an object that is not a fast tokenizer; ValueError for one whose tokens are not bytes of the text
     (WordPiece, CTC, decoders with patterns) or whose decode disagrees with the table.

@@ -1,12 +1,6 @@
 """Hidden states at little cost: a tap on the forward that trainers run anyway, or a forward that stops early.
 
-    with bk.hidden.tap(model, layer=-8, positions=bk.hidden.turn_positions(response_mask, prompt_length)) as tapped:
-        model(input_ids, attention_mask=attention_mask)
-    fingerprint = tapped.rows()
-
-    fingerprint = bk.hidden.extract(model, prompt_ids, prompt_mask, layer=-8)   # where no such forward runs
-
-Neither trainers nor transformers are imported here: models are recognized by their structure.
+docs/hidden_states.md has examples.  No trainer and no transformers are imported: a model is known by its structure.
 """
 
 from . import vllm

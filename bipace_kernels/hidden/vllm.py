@@ -1,12 +1,6 @@
 """Hidden states from vLLM while it generates: arguments of the engine, and a reader of the files it writes.
 
-    states = bk.hidden.vllm.Extraction(model_folder, "/dev/shm/states", layer=-8, keep=False)
-    llm = LLM(model=model_folder, **states.engine_arguments())
-    fingerprint = states.read(llm.generate(prompts, sampling))
-
-vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector writes, for each request, the states of all
-its prompt tokens: 15 MB for 2,048 tokens of width 3,584.  A step needs one of these rows; only that is read, and with
-keep=False the file is removed.  vLLM is not imported here: its files can be read in any process on their machine.
+docs/hidden_states.md has an example.  vLLM is not imported: its files can be read in any process on their machine.
 """
 
 from __future__ import annotations
@@ -103,10 +97,9 @@ class Extraction:
         prompt_lengths  [B] tokens of each prompt; None: the length in the outputs, else all tokens of the file.  Needed
                         for paths and responses of requests with include_output_tokens
 
-        Waits for files that are still being written.  If the outputs have prompt_token_ids, the file must hold the
-        same.  With keep=False files are removed once all rows are read, so that a failed call can be repeated; with
-        several samples per request, also those of the other samples.  Files named by a server must then be regular
-        files inside the folder, after resolving symbolic links, so that nothing else is removed; else ValueError.
+        Waits for files that are still being written.  With keep=False files are removed once all rows are read, so that
+        a failed call can be repeated.  ValueError for a file of other tokens than the output's prompt_token_ids, and
+        with keep=False for one that is not a regular file inside the folder.
         """
         if len(self.layers) > 1:
             raise ValueError(f"read() returns one layer, but there are {len(self.layers)}; use read_layers().")
