@@ -39,26 +39,26 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
     takes = inspect.signature(PRESETS[preset]).parameters
     if gigpo_mode is not None and "mode" not in takes:
         raise CliError(f"--gigpo-mode goes with --preset gigpo, got --preset {preset}.")
-    given = {name: value for name, value in changes.items() if value is not None}
-    given |= {name: None for name, row in SETTINGS.items() if row.off and given.get(name) == 0}
+    chosen = {name: value for name, value in changes.items() if value is not None}
+    chosen |= {name: None for name, row in SETTINGS.items() if row.off and chosen.get(name) == 0}
     # On these other fields of the preset depend.
-    choices = {"mode": gigpo_mode, "value": given.get("value"), "embedder": "ngram" if ngrams else "actor_hidden"}
+    choices = {"mode": gigpo_mode, "value": chosen.get("value"), "embedder": "ngram" if ngrams else "actor_hidden"}
     with refused():
         config = PRESETS[preset](**{k: v for k, v in choices.items() if k in takes and v is not None})
-        config = replace(config, **given)
-        if ngrams and config.has_epsilon and "epsilon" not in given:
+        config = replace(config, **chosen)
+        if ngrams and config.has_epsilon and "epsilon" not in chosen:
             config = replace(config, epsilon=EMBEDDERS["ngram"].epsilon)
         return config
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(values: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
-    options, columns = SimpleNamespace(**given), rollouts.Columns.of(given)
-    changes = {field.name: given[field.name] for field in fields(bk.Config) if field.name in given}
-    state = states.State.parse(options.state)
+    options, columns = SimpleNamespace(**values), rollouts.Columns.of(values)
+    changes = {field.name: values[field.name] for field in fields(bk.Config) if field.name in values}
+    depth = states.depth_of(options.state)
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     config = make_config(options.preset, changes, ngrams=not from_file, gigpo_mode=options.gigpo_mode)
-    _check_options(config, changes, columns, state, options)
+    _check_options(config, changes, columns, depth, options)
     output.check_table_path(options.out, [*options.rollouts, *([options.fingerprint] if options.fingerprint else [])])
     with notes(), progress() as bar:
         wanted = ["valid"]
@@ -66,11 +66,11 @@ def run(given: Mapping[str, Any]) -> None:
         wanted += ["truncated"] if config.needs_truncated else []
         records = read_records(options, columns, bar, ["action"] if config.needs_keys else [], wanted)
         stage(bar, "computing advantages")
-        result = estimate(records, config, state, options)
+        result = estimate(records, config, depth, options)
         summary = summarise(records, result)
         value_r2 = result.value_r2() if config.has_clusters else None
     with output.writing(options.out), files.atomic_file(Path(options.out)) as temporary:
-        output.write_table(temporary, table(records, result), metadata(records, config, state, options))
+        output.write_table(temporary, table(records, result), metadata(records, config, depth, options))
     _print_summary(records, config, summary, value_r2, options)
 
 
@@ -95,7 +95,7 @@ def read_records(
 
 
 def _check_options(
-    config: bk.Config, changes: dict[str, Any], columns: rollouts.Columns, state: states.State, options: SimpleNamespace
+    config: bk.Config, changes: dict[str, Any], columns: rollouts.Columns, depth: int, options: SimpleNamespace
 ) -> None:
     """Raises CliError for options that would be ignored: a user who gives one expects an effect."""
     for name, row in SETTINGS.items():
@@ -117,24 +117,24 @@ def _check_options(
         raise CliError(
             f"fingerprints go with --partition cosine and --preset gae, got {config.partition} and {config.estimator}."
         )
-    if state.depth and from_file:
+    if depth and from_file:
         raise CliError("--state only affects n-gram fingerprints, but these come from a file; leave --state out.")
     has_depth = SETTINGS["history_length"].has_effect(config)
-    if state.depth and (has_depth or not config.has_clusters) and not config.needs_fingerprint:
+    if depth and (has_depth or not config.has_clusters) and not config.needs_fingerprint:
         cure = "use --history-length" if has_depth else "leave it out"
-        raise CliError(f"--state {state} has no effect with --partition {config.partition}; {cure}.")
+        raise CliError(f"--state {states.name_of(depth)} has no effect with --partition {config.partition}; {cure}.")
 
 
-def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: SimpleNamespace) -> Any:
+def estimate(records: rollouts.Rollouts, config: bk.Config, depth: int, options: SimpleNamespace) -> Any:
     """The result of `bipace_kernels.advantage()` for these records."""
     arguments = shared_arguments(records, options.action_mode, options.backend, options.threads)
     if config.needs_fingerprint and records.fingerprint is not None:
         arguments["fingerprint"] = states.hidden_states(records)
     elif config.needs_fingerprint:
-        arguments["fingerprint"] = Ngram().embed(states.texts(records, state))
+        arguments["fingerprint"] = Ngram().embed(states.texts(records, depth))
     elif config.needs_observation:
         column = states.observations if PARTITIONS[config.partition].by_code else states.texts
-        arguments["observation"] = column(records, state)
+        arguments["observation"] = column(records, depth)
     with refused(records):
         return bk.advantage(config=config, **arguments)
 
@@ -221,14 +221,12 @@ def table(records: rollouts.Rollouts, result: Any) -> dict[str, Any]:
     }
 
 
-def metadata(
-    records: rollouts.Rollouts, config: bk.Config, state: states.State, options: SimpleNamespace
-) -> dict[str, Any]:
+def metadata(records: rollouts.Rollouts, config: bk.Config, depth: int, options: SimpleNamespace) -> dict[str, Any]:
     """Everything needed to reproduce the table: version, configuration, inputs."""
     return {
         "version": bk.__version__,
         "config": asdict(config),
-        "state": str(state),
+        "state": states.name_of(depth),
         "fingerprint": options.fingerprint or ("column" if records.fingerprint else "ngram"),
         "action_mode": options.action_mode,
         "merge_files": options.merge_files,

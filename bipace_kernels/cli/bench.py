@@ -11,7 +11,7 @@ from ._console import CliError
 MODULE = "bipace_kernels.bench.__main__"
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(values: Mapping[str, Any]) -> None:
     """Runs the benchmarks' main(args); its exit status becomes the program's."""
     try:
         module = importlib.import_module(MODULE)
@@ -21,4 +21,4 @@ def run(given: Mapping[str, Any]) -> None:
         raise CliError(
             "this installation has no benchmarks; install the wheel, or run `python -m bench` in a checkout."
         ) from None
-    raise typer.Exit(module.main(list(given["args"])) or 0)
+    raise typer.Exit(module.main(list(values["args"])) or 0)

@@ -19,9 +19,9 @@ from .advantage import radii_of
 from .rollouts import json_lines
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(values: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
-    options = SimpleNamespace(**given)
+    options = SimpleNamespace(**values)
     radii, layers = radii_of(options.epsilons), _layers(options.layers)
     output.check_folder(options.out, "--out")
     for package in ("matplotlib", "sklearn", "transformers"):
@@ -40,7 +40,7 @@ def run(given: Mapping[str, Any]) -> None:
                 pooling=[item.strip() for item in options.pooling.split(",")],
                 epsilons=radii,
                 group=group,
-                **{name: given[name] for name in same},
+                **{name: values[name] for name in same},
             )
             _write(calibration, options)
     except (ImportError, TypeError, ValueError, bk.BackendError) as error:

@@ -48,10 +48,10 @@ def gather() -> dict[str, Any]:
     }
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(values: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
     facts = gather()
-    if given["as_json"]:
+    if values["as_json"]:
         typer.echo(json.dumps(facts, indent=1))
         return
     _print(facts)

@@ -26,7 +26,7 @@ def check_table_path(path: str, inputs: list[str]) -> None:
         raise CliError(f"--out {path} must end in one of {', '.join(TABLE_SUFFIXES)}.")
     if os.path.isdir(path):
         raise CliError(f"--out {path} is a folder; give the path of a file.")
-    if os.path.realpath(path) in {os.path.realpath(given) for given in inputs}:
+    if os.path.realpath(path) in {os.path.realpath(file) for file in inputs}:
         raise CliError(f"--out {path} is one of the inputs; give another path.")
     check_folder(str(Path(path).parent), "--out")
     if path.lower().endswith(PARQUET_SUFFIXES):

@@ -49,9 +49,9 @@ class Section:
     constant: bk.ValueR2 = NOTHING  # of the mean over all other rollouts of the batch
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(values: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
-    options, columns = SimpleNamespace(**given), rollouts.Columns.of(given)
+    options, columns = SimpleNamespace(**values), rollouts.Columns.of(values)
     epsilons = _epsilons(options)
     check_sources(options.action_mode, options.fingerprint, columns)
     if options.similar is False and options.similarity != bk.Config.similarity:
@@ -148,8 +148,8 @@ def _compare(section: Section, options: SimpleNamespace, radii: Sequence[float],
     taking_part = counted.layout  # without ignored copies and rows set aside
     ids = taking_part.trajectory_of_record(), taking_part.group_of_record(), taking_part.n_groups
     section.constant = value_r2(counted.returns, torch.zeros_like(counted.labels), *ids)
-    for name, state in (("observation", states.State()), ("history", states.State(depth))):
-        fingerprint = Ngram().embed(states.texts(records, state))
+    for name, before in (("observation", 0), ("history", depth)):
+        fingerprint = Ngram().embed(states.texts(records, before))
         of = "" if name == "observation" else f" of history {depth}"
         with refused(records, f"{section.name}, partition cosine n-grams{of}"):
             swept = bk.cluster(
@@ -157,13 +157,13 @@ def _compare(section: Section, options: SimpleNamespace, radii: Sequence[float],
             )
         curve = []
         for epsilon, codes in zip(radii, swept, strict=True):
-            settings = {"partition": "cosine", "state": str(state), "epsilon": epsilon}
+            settings = {"partition": "cosine", "state": states.name_of(before), "epsilon": epsilon}
             curve.append(outcome(f"cosine_{name}", f"cosine n-grams{of}, ε {epsilon:g}", settings, codes=codes))
         section.curves[name] = curve
         section.table.append(curve[list(radii).index(options.epsilon)])
         gae = partial(bk.Config.gae, gamma=options.gamma)
         with refused(records, f"{section.name}, partition kernel over n-grams{of}"):
-            section.values[f"{state}, n-grams"] = bk.kernel_value_r2(
+            section.values[f"{states.name_of(before)}, n-grams"] = bk.kernel_value_r2(
                 curve[0].result, fingerprint, gae(embedder="ngram")
             )
         advance()
@@ -274,7 +274,7 @@ def _json(sections: Sequence[Section], options: SimpleNamespace) -> str:
                 "partitions": {outcome.key: outcome.as_json() for outcome in section.table},
                 "epsilon_curve": {name: [o.as_json() for o in curve] for name, curve in section.curves.items()},
                 "embedders": {o.key: o.as_json() for o in section.compared},
-                "values": {name: asdict(found) for name, found in section.values.items()},
+                "values": {name: asdict(r2) for name, r2 in section.values.items()},
                 "constant": asdict(section.constant),
             }
             for section in sections
@@ -307,7 +307,7 @@ def _markdown_section(section: Section, options: SimpleNamespace) -> list[str]:
         "### Values by kernel regression",
         "The values of `Config.gae()`, which uses no clusters, by the same measure: each rollout predicted by all "
         "others.",
-        markdown_table(("value", "value R²"), [[name, format_r2(found)] for name, found in _values(section).items()]),
+        markdown_table(("value", "value R²"), [[name, format_r2(r2)] for name, r2 in _values(section).items()]),
         "### ε of the cosine partition",
         markdown_table(CURVE, table_rows(CURVE, [o for curve in section.curves.values() for o in curve])),
         f"![ε curve]({section.slug}_epsilon.png)",
@@ -320,7 +320,7 @@ def _markdown_section(section: Section, options: SimpleNamespace) -> list[str]:
 
 def _values(section: Section) -> dict[str, bk.ValueR2]:
     """Values that use no clusters, by what they are called in tables."""
-    kernels = {f"GAE's kernel over {name}": found for name, found in section.values.items()}
+    kernels = {f"GAE's kernel over {name}": r2 for name, r2 in section.values.items()}
     return {**kernels, CONSTANT: section.constant}
 
 
@@ -361,7 +361,7 @@ def _print_summary(sections: Sequence[Section], options: SimpleNamespace) -> Non
     for section in sections:
         # Identity's clusters are those of the exact partition.
         outcomes = [*section.table, *(outcome for outcome in section.compared if outcome.key != "identity")]
-        rows = [[name, *[""] * (len(TERMINAL) - 2), format_r2(found)] for name, found in _values(section).items()]
+        rows = [[name, *[""] * (len(TERMINAL) - 2), format_r2(r2)] for name, r2 in _values(section).items()]
         headings = ["\n".join(heading.rsplit(" ", 1)) for heading in TERMINAL]
         title = f"{section.name}: {len(section.records):,} records"
         console.print(grid(headings, [*table_rows(TERMINAL, outcomes), *rows], title))

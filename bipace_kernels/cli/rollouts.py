@@ -60,9 +60,9 @@ class Columns:
         return name.replace("trained", "bipace", 1)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Columns:
+    def of(cls, values: Mapping[str, Any]) -> Columns:
         """From the options --NAME-column."""
-        return cls(**{f.name: given[f"{f.name}_column"] for f in fields(cls) if f"{f.name}_column" in given})
+        return cls(**{f.name: values[f"{f.name}_column"] for f in fields(cls) if f"{f.name}_column" in values})
 
 
 REQUIRED = ("task", "rollout", "step", "observation", "reward")

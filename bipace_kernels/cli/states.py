@@ -5,10 +5,7 @@ with fewer uses all it has.  For the partition "exact" such a state is the tuple
 is needed (n-grams, "similar") they are joined, oldest first, by the ASCII record separator (0x1E).
 """
 
-from __future__ import annotations
-
 import os
-from dataclasses import dataclass
 from tokenize import TokenError
 from typing import Any
 
@@ -21,34 +18,26 @@ from .rollouts import Rollouts, warn_if_changed
 SEPARATOR = "\x1e"
 
 
-@dataclass(frozen=True)
-class State:
-    """How the state of a record is formed."""
-
-    depth: int = 0  # observations before the record's own
-
-    @classmethod
-    def parse(cls, text: str) -> State:
-        """The State of 'observation' or 'history:K'."""
-        if text == "observation":
-            return cls()
-        kind, _, depth = text.partition(":")
-        if kind != "history" or not (depth.isascii() and depth.isdigit() and len(depth) < 10):
-            raise CliError(f"--state must be observation or history:K with an integer K of at least 0, got {text!r}.")
-        return cls(int(depth))
-
-    def __str__(self) -> str:
-        return f"history:{self.depth}" if self.depth else "observation"
+def depth_of(text: str) -> int:
+    """Observations before a record's own that its state has: 0 of 'observation', K of 'history:K'."""
+    kind, _, depth = ("history:0" if text == "observation" else text).partition(":")
+    if kind != "history" or not (depth.isascii() and depth.isdigit() and len(depth) < 10):
+        raise CliError(f"--state must be observation or history:K with an integer K of at least 0, got {text!r}.")
+    return int(depth)
 
 
-def observations(rollouts: Rollouts, state: State) -> list[Any]:
+def name_of(depth: int) -> str:
+    return f"history:{depth}" if depth else "observation"
+
+
+def observations(rollouts: Rollouts, depth: int) -> list[Any]:
     """[N] the states as keys: strings, or tuples of strings, equal where the states are equal."""
-    return _histories(rollouts, state.depth) if state.depth else list(rollouts.observation)
+    return _histories(rollouts, depth) if depth else list(rollouts.observation)
 
 
-def texts(rollouts: Rollouts, state: State) -> list[str]:
+def texts(rollouts: Rollouts, depth: int = 0) -> list[str]:
     """[N] the states as texts."""
-    return [SEPARATOR.join(history) for history in _histories(rollouts, state.depth)]
+    return [SEPARATOR.join(history) for history in _histories(rollouts, depth)]
 
 
 def _histories(rollouts: Rollouts, depth: int) -> list[tuple[str, ...]]:

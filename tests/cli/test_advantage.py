@@ -142,7 +142,7 @@ WITHOUT_EFFECT = {
     "no_base_group": (["--preset", "gigpo", "--no-base-group"], "estimator mean", "choose --preset hgpo"),
     "step_weight": (["--preset", "grpo", "--step-weight", 1], "estimator none", "choose --preset bipace"),
     "value": (["--value", "group"], "estimator q_style", "choose --preset gae"),
-    "shrinkage": (["--preset", "gae", "--shrinkage", 1], "estimator gae", "choose --preset gae --value cluster"),
+    "shrinkage": (["--preset", "gae", "--shrinkage", 1], "estimator gae", "choose --preset gae --value step"),
     "kernel_noise": (["--preset", "gae", "--value", "group", "--kernel-noise", 1], "estimator gae", "--preset gae"),
     "episode_weight": (["--preset", "hgpo", "--episode-weight", 1], "estimator hgpo", "choose --preset bipace"),
     "delta": (["--episode-norm", "none", "--delta", 1e-4], "estimator q_style", "choose --episode-norm std"),
@@ -256,21 +256,20 @@ def test_state_texts():
         observation=list("cabxBpy"), reward=[0.0] * 7, valid=[True] * 5 + [False, True],
     )  # fmt: skip
     records.number()
-    two = states.State.parse("history:2")
-    assert states.observations(records, two) == [
+    assert states.observations(records, 2) == [
         ("a", "b", "c"), ("a",), ("a", "b"), ("x",), ("a", "B"), ("p",), ("x", "y"),
     ]  # fmt: skip
-    assert states.texts(records, states.State.parse("history:1")) == [
+    assert states.texts(records, 1) == [
         "b\x1ec", "a", "a\x1eb", "x", "a\x1eB", "p", "x\x1ey",
     ]  # fmt: skip
-    assert states.texts(records, states.State.parse("observation")) == list("cabxBpy")
-    assert str(two) == "history:2" and str(states.State.parse("history:0")) == "observation"
+    assert states.texts(records, states.depth_of("observation")) == list("cabxBpy")
+    assert states.name_of(states.depth_of("history:2")) == "history:2" and states.name_of(0) == "observation"
 
 
 def test_cosine_of_histories(games, out):
     assert run("advantage", games, "--out", out, "--state", "history:1").exit_code == 0
     records = rollouts.read([str(games)])
-    texts = states.texts(records, states.State(1))
+    texts = states.texts(records, 1)
     expected = direct(games, bk.Config.bipace(0.25), fingerprint=bk.ngram_fingerprint(texts))
     assert table(out)["cluster"] == expected.cluster.tolist()
 

@@ -63,7 +63,7 @@ def test_json_is_a_direct_computation(made, games):
     seen = observations(games)
     assert section["records"] == len(seen) and section["groups"] == 4 and section["trajectories"] == 32
     records = rollouts.read([str(games)])
-    histories = states.texts(records, states.State(2))
+    histories = states.texts(records, 2)
     ngrams = {"observation": bk.ngram_fingerprint(seen), "history": bk.ngram_fingerprint(histories)}
     q_style = {"estimator": "q_style"}
     expected = {
@@ -101,8 +101,8 @@ def test_the_curve_of_records_that_do_not_all_take_part(tmp_path, rule):
     (section,) = json.loads((tmp_path / "out" / "report.json").read_text())["sections"]
     fields = {"duplicates": rule, "on_invalid": "singleton"}
     records = rollouts.read([str(path)], allow_nonfinite=True)
-    for name, state in (("observation", states.State()), ("history", states.State(2))):
-        fingerprint = bk.embedders.Ngram().embed(states.texts(records, state))
+    for name, depth in (("observation", 0), ("history", 2)):
+        fingerprint = bk.embedders.Ngram().embed(states.texts(records, depth))
         for point in section["epsilon_curve"][name]:
             check(point, direct(path, bk.Config.bipace(point["epsilon"], **fields), fingerprint=fingerprint))
 

@@ -132,7 +132,7 @@ def test_the_search_is_the_papers(seed, probes):
 
 def test_the_walk_on_recorded_rollouts():
     records = rollouts.read([str(SAMPLE)])
-    x = bk.embedders.Ngram().embed(states.texts(records, states.State()))
+    x = bk.embedders.Ngram().embed(states.texts(records))
     lay = bk.layout(records.group, records.trajectory, np.array(records.step))
     for band, lengths in (((4, 8), {6}), ((1, 2), {1, 2, 3, 4, 5}), ((20, 30), {2, 3, 4, 5, 6})):
         choice = bk.choose_epsilon(x, layout=lay, band=band)

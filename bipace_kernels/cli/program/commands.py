@@ -39,7 +39,7 @@ def _program(
     pass
 
 
-def _run(command: str, given: dict[str, Any]) -> None:
+def _run(command: str, values: dict[str, Any]) -> None:
     """Runs the module of a command, imported only now, on the options by their names in its table."""
     try:
         from bipace_kernels.cli._console import user_errors
@@ -47,7 +47,7 @@ def _run(command: str, given: dict[str, Any]) -> None:
         sys.stderr.write("stopped; nothing was written\n")
         raise typer.Exit(STOPPED) from None
     with user_errors():
-        importlib.import_module(f"bipace_kernels.cli.{command}").run(given)
+        importlib.import_module(f"bipace_kernels.cli.{command}").run(values)
 
 
 REQUIRED = inspect.Parameter.empty
@@ -81,8 +81,8 @@ class _Option:
 
 def _command(name: str, about: str, options: Mapping[str, _Option]) -> None:
 
-    def command(**given: Any) -> None:
-        _run(name, given)
+    def command(**values: Any) -> None:
+        _run(name, values)
 
     parameters = [option.parameter(key) for key, option in options.items()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -99,13 +99,13 @@ def _fields() -> dict[str, _Option]:
     spec: Any = importlib.util.spec_from_file_location("bipace_settings", f"{folder}/settings.py")
     table = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
-    found = {}
+    options = {}
     for name, row in table.settings_of(table.Fields).items():
         panel = _INPUT if name in ("duplicates", "on_invalid") else _ESTIMATOR
         text = row.help.replace("; off:", "; 0:") + (f": {', '.join(row.accepts)}" if row.kind is str else "")
         text = text[0].upper() + text[1:] if text[0].isascii() else text
-        found[name] = _Option(row.kind | None, None, f"{text}.", None if row.kind is bool else row.symbol, panel)
-    return found
+        options[name] = _Option(row.kind | None, None, f"{text}.", None if row.kind is bool else row.symbol, panel)
+    return options
 
 
 _ROLLOUTS = _Option(
