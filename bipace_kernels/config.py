@@ -19,14 +19,14 @@ from .support.warnings import warn_once
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
 
 
-def check_fields(given: Any, where: str = "") -> None:
+def check_fields(settings: Any, where: str = "") -> None:
     """Raises InputError for a field of this dataclass whose value its row of the table of settings does not accept.
 
     where   goes before the field's name
     """
-    for name, row in settings_of(given).items():
-        value = getattr(given, name)
-        optional = value is None and (row.off or given.__dataclass_fields__[name].default is None)
+    for name, row in settings_of(settings).items():
+        value = getattr(settings, name)
+        optional = value is None and (row.off or settings.__dataclass_fields__[name].default is None)
         if not (optional or row.holds(value) or (name in ("estimator", "value") and callable(value))):
             end = near(value, re.findall(r"\w+", row.wanted))
             raise InputError("{} must be {}, got {}{}", Named(where + name), row.wanted, checks.shown(value), end)
@@ -87,8 +87,8 @@ class Config(Handled, Fields, Derived):
             raise InputError("{} needs {}, got {}.", own, one, partition)
         if value is not None and value.has_clusters != self.has_clusters:
             wanted = "a partition" if value.has_clusters else none
-            given = Named("value", (self.value_name,))
-            raise InputError("{} of {} needs {}, got {!r}.", given, own, wanted, self.partition)
+            named = Named("value", (self.value_name,))
+            raise InputError("{} of {} needs {}, got {!r}.", named, own, wanted, self.partition)
         if self.step_norm not in row.step_norms:
             norm, norms = Named("step_norm", (self.step_norm,)), " or ".join(map(repr, row.step_norms))
             able = " or ".join(repr(each.name) for each in ESTIMATORS.values() if self.step_norm in each.step_norms)
@@ -127,8 +127,8 @@ class Config(Handled, Fields, Derived):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state["estimator"] == "gae":  # pickled before these fields: it keeps its numbers
             state = {"luck_noise": 0.0, "kernel_directions": None, "kernel_inside": 0.0, **state}
-        given = {name: value for name, value in state.items() if name != "_handle"}  # which earlier ones hold
-        Config.__init__(self, **given)  # checks them: a state can have been edited, or be of a later version
+        values = {name: value for name, value in state.items() if name != "_handle"}  # which earlier ones hold
+        Config.__init__(self, **values)  # checks them: a state can have been edited, or be of a later version
 
     @classmethod
     def _of(cls, defaults: dict[str, Any], changes: dict[str, Any]) -> Config:

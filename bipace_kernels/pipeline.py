@@ -98,7 +98,7 @@ def advantage(
     or divides over the batch.  No output holds NaN.  ValueError or TypeError names the argument, what was expected,
     what was given and what to do; nothing is computed then.
     """
-    given = {
+    arguments = {
         "group": group, "trajectory": trajectory, "rewards": rewards, "step": step, "returns": returns,
         "episode_return": episode_return, "fingerprint": fingerprint, "observation": observation,
         "action_key": action_key, "action_parsed": action_parsed, "valid": valid, "truncated": truncated,
@@ -108,11 +108,11 @@ def advantage(
     if torch.compiler.is_compiling():
         if memory is not None:
             raise ValueError("memory must be None under torch.compile: graphs keep no state; call advantage() outside.")
-        return compiled.advantage(given, layout, config, backend, check, num_threads)
+        return compiled.advantage(arguments, layout, config, backend, check, num_threads)
     # A call that the compiler cannot trace runs eagerly as a whole, not in pieces.  Importing the compiler is slow.
     function = compiled.untraced(run) if "torch._dynamo" in sys.modules else run
-    result = function(interop.all_to_torch(given), layout, config, backend, check, num_threads, memory)
-    back = interop.from_dlpack_of(given)
+    result = function(interop.all_to_torch(arguments), layout, config, backend, check, num_threads, memory)
+    back = interop.from_dlpack_of(arguments)
     return result if back is None else result.as_arrays(back)
 
 
@@ -122,7 +122,7 @@ advantage.__signature__ = _all.replace(parameters=_known)  # type: ignore[attr-d
 
 
 def run(
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     layout: Layout | None,
     config: Config | str | None,
     backend: str,
@@ -134,11 +134,11 @@ def run(
     cfg = check_config(config)
     checks.check_check(check)
     check_memory(memory, cfg)
-    where = checks.one_device(given)
+    where = checks.one_device(arguments)
     chosen = dispatch.choose(backend, where)
     at_end: list[Callable[[], None]] = []
     with threads.using(num_threads):
-        x, everyone = check_inputs(given, layout, cfg, where, deferred=chosen.deferred)
+        x, everyone = check_inputs(arguments, layout, cfg, where, deferred=chosen.deferred)
         result = chain(chosen, x, everyone, memory, at_end)
         if check == "now":
             result.check()

@@ -52,10 +52,10 @@ def agreed(
     """make(read(), names), where the names are those of all processes: each needs what the others have, or one reward
     would mean two things.  An error of one process is raised on all."""
     if not several:
-        found = read()
-        return make(found, set(names(found)))
-    found, of_ranks = Ranks(None).agree(read, lambda found: list(names(found)))
-    return Ranks(None).agree(lambda: make(found, {name for one in of_ranks for name in one}), lambda _: None)[0]
+        mine = read()
+        return make(mine, set(names(mine)))
+    mine, of_ranks = Ranks(None).agree(read, lambda mine: list(names(mine)))
+    return Ranks(None).agree(lambda: make(mine, {name for one in of_ranks for name in one}), lambda _: None)[0]
 
 
 def of_all(several: bool) -> dict[str, Any]:

@@ -138,14 +138,14 @@ def reasons(
     delta[order] = torch.as_tensor(reward).cpu().double().numpy()[order] + config.gamma**gap * after - own
     columns = {"value": value, "returns": result.returns.cpu().numpy(), "delta": delta}
     columns["step_term"] = result.step_advantage.cpu().numpy()
-    found: dict[str, Any] = {f"bipace_{name}": column[rows.numpy()] for name, column in columns.items()}
+    table: dict[str, Any] = {f"bipace_{name}": column[rows.numpy()] for name, column in columns.items()}
     if config.value == "kernel" and records.get("fingerprint") is not None and config.share != "memory":
         places = {row: k for k, row in enumerate(rows.tolist())}
         near = nearest(result, records["fingerprint"], config, NEIGHBOURS)
         kept = [[(places[other], k) for other, k in zip(*near[row], strict=True) if other in places] for row in places]
-        found["bipace_neighbours"] = [[other for other, _ in pairs] for pairs in kept]
-        found["bipace_kernel"] = [[k for _, k in pairs] for pairs in kept]
-    return found
+        table["bipace_neighbours"] = [[other for other, _ in pairs] for pairs in kept]
+        table["bipace_kernel"] = [[k for _, k in pairs] for pairs in kept]
+    return table
 
 
 def shown(

@@ -46,8 +46,8 @@ def at_front(reward: Tensor, mask: Tensor) -> Tensor:
 
 def extra_of(infos: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> dict[str, list[Any]]:
     """`extra` of RolloutRows: by name, the values under its key of the rollouts [B], if any of them has one."""
-    found = {name: [info.get(key) for info in infos] for name, key in keys.items()}
-    return {name: values for name, values in found.items() if any(value is not None for value in values)}
+    columns = {name: [info.get(key) for info in infos] for name, key in keys.items()}
+    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class RolloutRows:
         misfits: dict[int, str] = {}
         for name in names:
             missing, bad = ENTRIES[name]
-            given = extra.get(name, [None] * len(self.valid))
+            entries = extra.get(name, [None] * len(self.valid))
             where = f"{self.extra_name}[{self.keys.get(name, name)!r}]"
-            rows, wrong = self.turns.entries(given, where, self.mask_name, numbers=name == "step_rewards")
+            rows, wrong = self.turns.entries(entries, where, self.mask_name, numbers=name == "step_rewards")
             for row in self.turns.empty if name == "step_rewards" else ():  # one record stands for all its turns
                 rows[row] = rows[row] if row in wrong else [sum(map(float, rows[row]))]
             by_turn: list[Any] = []
@@ -114,8 +114,8 @@ class RolloutRows:
                     misfits.setdefault(row, wrong[row])
             extra[name] = by_turn
         must_fit = all(name in self.extra for name in names)  # else rows elsewhere may fit
-        aside = states.set_aside(misfits, len(self.valid), must_fit).to(self.scores.device)
-        return replace(self, extra=extra, scores=self.scores.double().masked_fill(aside[:, None], torch.nan))
+        dropped = states.set_aside(misfits, len(self.valid), must_fit).to(self.scores.device)
+        return replace(self, extra=extra, scores=self.scores.double().masked_fill(dropped[:, None], torch.nan))
 
     def ids(self) -> dict[str, Tensor]:
         """group, trajectory and step [n] of each turn, and whether it is valid.
@@ -195,12 +195,12 @@ class RolloutRows:
         """[n, …] of hidden states or labels by row; ValueError if they do not belong to these turns."""
         if rows is None:
             return None
-        found, wanted = [len(row) for row in rows], self.turns.counts.tolist()
-        if found != wanted:
-            differ = [i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
-            what = f"row {differ[0]} has {found[differ[0]]} for {wanted[differ[0]]} turns" if differ else "no more"
+        counts, wanted = [len(row) for row in rows], self.turns.counts.tolist()
+        if counts != wanted:
+            differ = [i for i, (a, b) in enumerate(zip(counts, wanted, strict=False)) if a != b]
+            what = f"row {differ[0]} has {counts[differ[0]]} for {wanted[differ[0]]} turns" if differ else "no more"
             raise ValueError(
-                f"hidden states must be one for each turn of {len(wanted)} rows, but {len(found)} rows were given, "
+                f"hidden states must be one for each turn of {len(wanted)} rows, but {len(counts)} rows were given, "
                 f"and {what}: they belong to another batch, or the response mask was changed after their forward."
             )
         return torch.cat(list(rows)).cpu()
@@ -238,11 +238,11 @@ class RolloutRows:
         return self.result(records, states, tokenizer, hidden=hidden, labels=labels, why=why)
 
     def result(
-        self, records: Mapping[str, Any], states: States, tokenizer: Any, **given: Any
+        self, records: Mapping[str, Any], states: States, tokenizer: Any, **more: Any
     ) -> tuple[AdvantageResult, dict[str, float]]:
         """States.advantage() of these records, with the texts of the turns where it needs them."""
         texts, actions = partial(self.observations, tokenizer), partial(self.actions, tokenizer)
-        return states.advantage(records, texts, actions=actions, **given)
+        return states.advantage(records, texts, actions=actions, **more)
 
 
 @dataclass(frozen=True)

@@ -151,18 +151,18 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
         return " and ".join(f"{key} to {word}" for key, word in cure.items() if now.get(key) != word)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], where: str = "") -> Settings:
+    def of(cls, values: Mapping[str, Any], where: str = "") -> Settings:
         """From a mapping, such as the trainer's own configuration node; `where` goes before a key in errors.
 
         None counts as not given.
         """
         known = [f.name for f in fields(cls)]
-        for key in given:
+        for key in values:
             if key not in known:
                 text = "{}{} is not a setting of BiPACE; the settings are {}{}"
                 raise InputError(text, where, Named(str(key)), ", ".join(known), near(key, known))
         try:
-            return cls(**{str(k): v for k, v in given.items() if v is not None})
+            return cls(**{str(k): v for k, v in values.items() if v is not None})
         except InputError as error:
             raise error.inside(where) from None
 
@@ -188,13 +188,13 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
         if self.method in PRESETS:
             return None
         try:
-            found = named(self.method)
+            config = named(self.method)
         except ValueError as error:
             raise InputError("{}: {}", Named("method"), error) from error
-        if not isinstance(found, Config):
+        if not isinstance(config, Config):
             text = "{} must name a bk.Config, got {}; a function goes into Config(estimator=…) or Config.gae(value=…)."
-            raise InputError(text, Named("method"), type(found).__name__)
-        return found
+            raise InputError(text, Named("method"), type(config).__name__)
+        return config
 
     @functools.cached_property
     def _parameters(self) -> tuple[str, ...]:

@@ -224,15 +224,15 @@ class States:
         """Metrics of what a batch is, over all processes; of few prompts for what gae shares between them a warning."""
         config, records = self.settings.config(), result._records()
         lay = records.layout
-        found = {"prompts": float(lay.n_groups), "turns_per_rollout": lay.n_records / max(1, lay.n_trajectories)}
+        metrics = {"prompts": float(lay.n_groups), "turns_per_rollout": lay.n_records / max(1, lay.n_trajectories)}
         if records.raw_rms is not None:
-            found["advantage_rms"] = records.raw_rms
+            metrics["advantage_rms"] = records.raw_rms
         if config.needs_truncated:
             no = torch.zeros_like(columns["group"], dtype=torch.bool)
             rows = {"truncated": columns.get("truncated", no), "valid": columns.get("valid", ~no)}
             cut, valid, trajectory = gather({**rows, "trajectory": columns["trajectory"]}).values()
             n = len(trajectory[valid].unique())
-            found["truncated_fraction"] = len(trajectory[cut & valid].unique()) / max(1, n)
+            metrics["truncated_fraction"] = len(trajectory[cut & valid].unique()) / max(1, n)
         shared = [f"share={config.share}"] if config.value_row is not None and config.share != "group" else []
         shared += ["step_norm=batch"] if config.step_norm == "batch" else []
         if shared and lay.n_groups < FEW_PROMPTS:
@@ -244,7 +244,7 @@ class States:
                 f"{' and '.join(self.where + one for one in shared)} work on a batch: with fewer than {FEW_PROMPTS} "
                 f"they are noisy. Let the trainer hand over more at once (docs/gae.md says how){memory}.",
             )
-        return {f"bipace/{name}": value for name, value in found.items()}
+        return {f"bipace/{name}": value for name, value in metrics.items()}
 
     def set_aside(self, misfits: Mapping[int, str], b: int, must_fit: bool = True) -> Tensor:
         """[b] bool: rows whose entries cannot be put to turns.  They take part in nothing and are counted as invalid.
@@ -328,8 +328,8 @@ class States:
 def file_of(trainer: Any, *, resumed: bool = False) -> Path:
     """In the folder of a verl trainer's checkpoint of this step, for save(), or that it resumed from, for load()."""
     where = trainer.config.trainer
-    given = where.resume_from_path if resumed and where.resume_mode == "resume_path" else None
-    return Path(given or Path(where.default_local_dir, f"global_step_{trainer.global_steps}")) / "bipace.json"
+    resumed_from = where.resume_from_path if resumed and where.resume_mode == "resume_path" else None
+    return Path(resumed_from or Path(where.default_local_dir, f"global_step_{trainer.global_steps}")) / "bipace.json"
 
 
 def no_hidden(where: str, why: str) -> ValueError:

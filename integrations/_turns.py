@@ -148,18 +148,18 @@ class Turns:
 
         A row without a token of the model may have any number of entries.
         """
-        found, misfits, empty = [], {}, self.empty
+        lists, misfits, empty = [], {}, self.empty
         for row, (value, n) in enumerate(zip(rows, self.counts.tolist(), strict=True)):
             several = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
-            found.append([] if value is None else list(value) if several else [value])
-            if row not in empty and len(found[row]) != n:
+            lists.append([] if value is None else list(value) if several else [value])
+            if row not in empty and len(lists[row]) != n:
                 misfits[row] = (
-                    f"{name} must have one entry per turn of the model, but row {row} has {len(found[row])} for {n} "
+                    f"{name} must have one entry per turn of the model, but row {row} has {len(lists[row])} for {n} "
                     f"turns; a turn is a run of ones in {mask}, which must be 0 on the tokens in between"
                 )
-            elif numbers and not are_numbers(found[row]):
+            elif numbers and not are_numbers(lists[row]):
                 misfits[row] = f"{name} must be numbers, but row {row} has {value!r}"
-        return found, misfits
+        return lists, misfits
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
@@ -214,15 +214,15 @@ def keys_of(
     """
     if mode != "auto":
         return _keys_of(ids, mask, tokenizer, mode, n)
-    found = _keys_of(ids, mask, tokenizer, "action_tag", n)
-    kind = found["action_parsed"].to(torch.int8)
+    columns = _keys_of(ids, mask, tokenizer, "action_tag", n)
+    kind = columns["action_parsed"].to(torch.int8)
     tools = calls is not None
     tag = tokenizer.convert_tokens_to_ids(CALL)
     tag = tag if tag is not None and tokenizer.convert_ids_to_tokens(tag) == CALL else None  # no token of its own
-    begun = ((ids == tag) & (mask != 0)).any(1) if tag is not None else torch.zeros_like(found["action_parsed"])
+    begun = ((ids == tag) & (mask != 0)).any(1) if tag is not None else torch.zeros_like(columns["action_parsed"])
     # Decoding dominates the cost.  If the tag is one token (Qwen), only rows that have it are decoded; else those
     # without an action tag or a call that is given.
-    unread = begun if tag is not None else ~found["action_parsed"]
+    unread = begun if tag is not None else ~columns["action_parsed"]
     some = [i for i in torch.nonzero(unread).flatten().tolist() if calls is None or not calls[i]]
     rows = [ids[i][mask[i] != 0].tolist() for i in some]
     decoded = tokenizer.batch_decode(rows, skip_special_tokens=False) if rows else []
@@ -238,13 +238,13 @@ def keys_of(
         if last is not None:
             texts["action_parsed"] &= last.to(ids.device)
         texts["action_parsed"] &= ~begun
-        found = {name: texts[name].where(rest, column) for name, column in found.items()}
+        columns = {name: texts[name].where(rest, column) for name, column in columns.items()}
         kind = kind.masked_fill(rest, KINDS.index("text"))
         keys, _ = action_keys(list(calls), mode="text")
-        found["action_key"] = keys.to(ids.device).where(called, found["action_key"])
-        found["action_parsed"] |= called
+        columns["action_key"] = keys.to(ids.device).where(called, columns["action_key"])
+        columns["action_parsed"] |= called
         kind = kind.masked_fill(called, KINDS.index("tool_call"))
-    return {**found, "action_kind": kind}
+    return {**columns, "action_kind": kind}
 
 
 def call_text(calls: Sequence[tuple[Any, Any]]) -> str:
@@ -283,18 +283,18 @@ def _keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> di
     else:
         rows = [row[kept != 0].tolist() for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)]
         keys, parsed = action_keys(tokenizer.batch_decode(rows, skip_special_tokens=True), mode=mode, n=n)
-    found = {"action_key": keys.to(ids.device), "action_parsed": parsed.to(ids.device)}
-    return {"action_key": found["action_key"]} if mode == "first_n" else found
+    columns = {"action_key": keys.to(ids.device), "action_parsed": parsed.to(ids.device)}
+    return {"action_key": columns["action_key"]} if mode == "first_n" else columns
 
 
 def start_mask(lists: Sequence[Any], shape: Sequence[int], name: str) -> Tensor:
     """[B, T] int64 of B lists of columns: 1 there, 0 elsewhere."""
-    found = torch.zeros(tuple(shape), dtype=torch.int64)
+    starts = torch.zeros(tuple(shape), dtype=torch.int64)
     for row, columns in enumerate(lists):
         if not all(0 <= int(column) < shape[1] for column in columns):
             raise ValueError(f"{name} must be columns below {shape[1]}, got {list(columns)} in row {row}.")
-        found[row, torch.as_tensor(columns, dtype=torch.int64)] = 1
-    return found
+        starts[row, torch.as_tensor(columns, dtype=torch.int64)] = 1
+    return starts
 
 
 @functools.lru_cache(maxsize=4)

@@ -19,15 +19,15 @@ def check_version(trainer: str) -> None:
     """Warns, once per process, if the installed release is outside the tested range."""
     oldest, newest = RUN_WITH[trainer]
     try:
-        found = importlib.metadata.version(trainer)
-        if Version(oldest) <= Version(Version(found).public) <= Version(newest):  # without a suffix, such as +cu1
+        version = importlib.metadata.version(trainer)
+        if Version(oldest) <= Version(Version(version).public) <= Version(newest):  # without a suffix, such as +cu1
             return
     except importlib.metadata.PackageNotFoundError:
-        found = "a checkout without a version"
+        version = "a checkout without a version"
     except InvalidVersion:
         pass
     text = (
-        f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, but this is {found}: compare the "
+        f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, but this is {version}: compare the "
         f"advantages of the first batch with bipace_kernels.advantage(), or install {trainer}=={newest}."
     )
     warn_once(f"release of {trainer}", text, stacklevel=3)

@@ -118,14 +118,14 @@ def backends() -> Backends:
     faster, with Triton's for the rest.
     """
     taken = {kind: taken_for(kind)[0] for kind in _AUTO}
-    found = Backends()
+    status = Backends()
     for name in NAMES[1:]:
         reason = _why_not(name)
         kinds = tuple(kind for kind, choice in taken.items() if choice == name)
         own = tuple(stage for stage in STAGES if package_of(name, stage) == name)
         detail = {"triton": triton_loader.detail, "cuda": cuda_loader.detail}.get(name, str)()
-        found[name] = BackendStatus(name, not reason, reason, kinds, own, detail)
-    return found
+        status[name] = BackendStatus(name, not reason, reason, kinds, own, detail)
+    return status
 
 
 def taken_for(kind: str) -> tuple[str | None, str]:

@@ -13,8 +13,8 @@ def reason() -> str:
         import triton
     except ImportError as error:
         return f"Triton is not installed: {error}"
-    found = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])
-    if found < OLDEST:
+    version = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])
+    if version < OLDEST:
         return f"Triton {triton.__version__} is older than {OLDEST[0]}.{OLDEST[1]}"
     if interpreted():
         return ""

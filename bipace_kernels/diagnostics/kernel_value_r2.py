@@ -83,7 +83,7 @@ def nearest(
     z, own, usable, _ = _rows(lay, fingerprint, config)
     kernel, time, row_of = kernel_of(config, config.kernel_noise), lay.time().double().numpy(), lay.order.numpy()
     sides = [(z, 1.0)] if own is None else [(z, 1.0), (own, kernel.inside)]
-    found: list[tuple[list[int], list[float]]] = [([], [])] * lay.n_rows
+    neighbours: list[tuple[list[int], list[float]]] = [([], [])] * lay.n_rows
     for begin, end in pairwise(lay.group_offsets.tolist()):
         inside = begin + np.flatnonzero(usable[begin:end])
         for some in np.array_split(inside, -(-len(inside) // BLOCK)) if len(inside) else []:
@@ -96,8 +96,8 @@ def nearest(
             k[some[:, None] == inside] = -1.0  # itself
             best = np.argsort(-k, axis=1, kind="stable")[:, : min(most, len(inside) - 1)]
             for i, chosen, own_k in zip(row_of[some].tolist(), best, k, strict=True):
-                found[i] = row_of[inside[chosen]].tolist(), own_k[chosen].tolist()
-    return found
+                neighbours[i] = row_of[inside[chosen]].tolist(), own_k[chosen].tolist()
+    return neighbours
 
 
 def _rows(
@@ -107,8 +107,8 @@ def _rows(
     from ..backends.reference import critic
 
     check_kernel_steps(lay)
-    given = interop.all_to_torch({"fingerprint": fingerprint})["fingerprint"]
-    x = checks.fingerprint_matrix(given, lay.n_rows).detach().cpu()
+    tensor = interop.all_to_torch({"fingerprint": fingerprint})["fingerprint"]
+    x = checks.fingerprint_matrix(tensor, lay.n_rows).detach().cpu()
     rows = x[lay.order]
     usable = rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)
     landmarks, (z, own, _) = kernel_rows(critic, config, replace(lay.on(x.device), usable=usable), x, usable)

@@ -41,8 +41,8 @@ class Ranks:
 
     def texts(self, mine: str) -> list[str]:
         """Every rank's text, in rank order."""
-        found = np.frombuffer(mine.encode("utf-8", "surrogatepass"), np.uint8)
-        data = torch.from_numpy(found.copy()).reshape(-1, 1)
+        encoded = np.frombuffer(mine.encode("utf-8", "surrogatepass"), np.uint8)
+        data = torch.from_numpy(encoded.copy()).reshape(-1, 1)
         sizes = self.rows(torch.tensor([[len(data)]]), [1] * self.size).flatten().tolist()
         parts = torch.split(self.rows(data, sizes), sizes)
         return [part.numpy().tobytes().decode("utf-8", "surrogatepass") for part in parts]
@@ -60,13 +60,13 @@ class Ranks:
             kind = next((name for name, each in _KINDS.items() if isinstance(error, each)), type(error).__name__)
             failed, note = error, json.dumps({"failed": [kind, str(error)]})
         notes = [json.loads(text) for text in self.texts(note)]
-        for rank, found in enumerate(notes):
-            if "failed" in found:
-                name, message = found["failed"]
+        for rank, one in enumerate(notes):
+            if "failed" in one:
+                name, message = one["failed"]
                 error_type, text = _KINDS.get(name, RuntimeError), f"rank {rank}: {message}"
                 text += "" if name in _KINDS else f" ({name})"
                 raise error_type(text) from (failed if rank == self.rank else None)
-        return mine, [found["head"] for found in notes]
+        return mine, [one["head"] for one in notes]
 
     def rows(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
         """[Σ counts, K] rows of all ranks in rank order, bit for bit, on the device of `mine`.

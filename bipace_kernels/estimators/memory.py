@@ -153,8 +153,8 @@ class ValueMemory:
         fits = rows.isfinite().all(1) & (rows != 0).any(1) & ~out_of_range(returns[usable])  # others are not read
         if not bool(fits.all()) or bool(((time < 0) | (time >= 1 << 53)).any()):
             raise _refused("usable records must have finite, non-zero fingerprints and returns, and steps in [0, 2^53)")
-        found = Readings(fingerprint, returns, time, usable, groups, trajectories)
-        self._held = found.last(self.max_rows)
+        readings = Readings(fingerprint, returns, time, usable, groups, trajectories)
+        self._held = readings.last(self.max_rows)
 
     def before(self, held: Readings | None, now: Readings) -> Readings:
         """The records of a state(), followed by the current ones."""

@@ -236,7 +236,7 @@ def _of_function(argument: str, batch: Batch, labels: Tensor) -> Tensor:
     fingerprint = of_rows(x.fingerprint)
     if fingerprint is not None and usable is not None:
         fingerprint = fingerprint.masked_fill(~of_taken(usable)[:, None], 0)
-    given = StepRecords(
+    step_records = StepRecords(
         returns=of_taken(batch.returns), rewards=of_rows(x.rewards), episode_advantage=of_taken(batch.episode),
         cluster=of_taken(labels), group_offsets=records.group_offsets.clone(),
         trajectory_offsets=records.trajectory_offsets.clone(), step=records.time.clone(),
@@ -244,32 +244,32 @@ def _of_function(argument: str, batch: Batch, labels: Tensor) -> Tensor:
     )  # fmt: skip
     name = f"{argument} {getattr(batch.config, f'{argument}_name')}"
     try:
-        found = getattr(batch.config, argument)(given)
+        made = getattr(batch.config, argument)(step_records)
     except Exception as error:
         kind = type(error) if type(error) in (ValueError, TypeError) else RuntimeError
         raise kind(
             f"{name} raised {type(error).__name__} on a batch (records: {records.n_records}, rollouts: "
             f"{records.n_trajectories}, prompt groups: {records.n_groups}): {error}"
         ) from error
-    term = _checked(found, records, name)
+    term = _checked(made, records, name)
     return term if kept is None else torch.zeros_like(batch.returns, dtype=torch.float64).index_copy_(0, kept, term)
 
 
-def _checked(found: Any, records: Records, name: str) -> Tensor:
+def _checked(made: Any, records: Records, name: str) -> Tensor:
     """The result of a user's function as [M] float64; TypeError or ValueError if it is not valid."""
-    if not isinstance(found, Tensor):
-        raise TypeError(f"{name} must return a tensor [M] like records.returns, got {type(found).__name__}.")
-    alike = found.shape == (records.n_records,) and found.device == records.device and found.layout == torch.strided
-    if not alike or not found.dtype.is_floating_point:
+    if not isinstance(made, Tensor):
+        raise TypeError(f"{name} must return a tensor [M] like records.returns, got {type(made).__name__}.")
+    alike = made.shape == (records.n_records,) and made.device == records.device and made.layout == torch.strided
+    if not alike or not made.dtype.is_floating_point:
         raise ValueError(
             f"{name} must return float values of shape [{records.n_records}] on {records.device}, one for each record, "
-            f"got {found.dtype} {list(found.shape)} on {found.device}, {found.layout}."
+            f"got {made.dtype} {list(made.shape)} on {made.device}, {made.layout}."
         )
-    term = torch.empty(found.shape, dtype=torch.float64, device=found.device).copy_(found.detach())  # dense, and ours
+    term = torch.empty(made.shape, dtype=torch.float64, device=made.device).copy_(made.detach())  # dense, and ours
     bad = torch.nonzero(~term.to(torch.float32).isfinite()).flatten()
     if bad.numel():
         raise ValueError(
-            f"{name} must return values that are finite in float32, got {float(found[bad[0]]):g} for record {bad[0]} "
+            f"{name} must return values that are finite in float32, got {float(made[bad[0]]):g} for record {bad[0]} "
             f"and {bad.numel()} such values in all; check its divisions."
         )
     return term

@@ -50,12 +50,12 @@ class Consumer:
 
     def next(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spans:
         """The spans of the forward that begins with these arguments."""
-        given = arguments_of(module, args, kwargs)
-        tokens = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
+        arguments = arguments_of(module, args, kwargs)
+        tokens = arguments["input_ids"] if arguments.get("input_ids") is not None else arguments["inputs_embeds"]
         n_batch, width = int(tokens.shape[0]), int(tokens.shape[1])
         (positions, cu), self._expected = self._expected, (None, None)
         if cu is None:
-            cu = self._packed(given, n_batch)
+            cu = self._packed(arguments, n_batch)
         if cu is not None:
             if n_batch != 1:
                 raise ValueError(f"cu_seqlens needs packed input [1, nnz], got {n_batch} rows; leave it out there.")
@@ -64,7 +64,7 @@ class Consumer:
                     f"cu_seqlens must begin with 0, never decrease and end within the forward's {width} tokens, got "
                     f"{cu.tolist()[:9]}; give the offsets of its sequences."
                 )
-        mask = given.get("attention_mask")
+        mask = arguments.get("attention_mask")
         if cu is None and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] != width:
             raise ValueError(
                 f"attention_mask covers {mask.shape[1]} tokens where the forward has {width}: this looks like a "
@@ -74,7 +74,7 @@ class Consumer:
         if positions is None:
             positions = self._take(n_rows)
         if cu is None and not isinstance(positions, Positions):
-            self._check_whole(positions, mask, given.get("position_ids"))
+            self._check_whole(positions, mask, arguments.get("position_ids"))
         spans, row, bad = _spans(positions, tokens, mask, None if cu is None else cu.to(tokens.device))
         if self._is_set(bad.any()):
             raise ValueError(
@@ -85,12 +85,12 @@ class Consumer:
         self._rows += n_rows
         return spans
 
-    def _packed(self, given: dict[str, Any], n_batch: int) -> Tensor | None:
+    def _packed(self, arguments: dict[str, Any], n_batch: int) -> Tensor | None:
         """cu_seqlens from tap(), for its first forward, or from the forward's own arguments."""
         if self._cu is not None:
             cu, self._cu = self._cu, None
             return cu
-        own = _cu_seqlens(given.get("cu_seq_lens_q")) if n_batch == 1 else None
+        own = _cu_seqlens(arguments.get("cu_seq_lens_q")) if n_batch == 1 else None
         if own is None and self._cu_given is not None:
             raise ValueError("cu_seqlens was for one forward, but another ran; call expect(cu_seqlens=...) for each.")
         return own

@@ -177,9 +177,9 @@ def scores_of(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     """
     inner, attention = unwrap(block), attention_of(block)
     assert attention is not None
-    given = arguments_of(inner, args, kwargs)
-    cos, sin = _position_embeddings(given, inner, attention)  # [B or 1, T, rotated]
-    hidden = inner.input_layernorm(given["hidden_states"])  # type: ignore[operator]  # [B, T, D]
+    arguments = arguments_of(inner, args, kwargs)
+    cos, sin = _position_embeddings(arguments, inner, attention)  # [B or 1, T, rotated]
+    hidden = inner.input_layernorm(arguments["hidden_states"])  # type: ignore[operator]  # [B, T, D]
     at = (spans.batch.clamp(0, hidden.shape[0] - 1), spans.last.clamp(0, hidden.shape[1] - 1))
     config: Any = attention.config
     width = int(attention.head_dim)  # type: ignore[arg-type]
@@ -194,11 +194,11 @@ def scores_of(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     return Scores(query, key, float(width**-0.5 if scale is None else scale), float(softcap or 0.0), int(window or 0))
 
 
-def _position_embeddings(given: dict[str, Any], block: nn.Module, attention: nn.Module) -> tuple[Tensor, Tensor]:
-    tables = given.get("position_embeddings")
+def _position_embeddings(arguments: dict[str, Any], block: nn.Module, attention: nn.Module) -> tuple[Tensor, Tensor]:
+    tables = arguments.get("position_embeddings")
     if tables is None:  # Gemma 3 before transformers 5 passes two
         sliding = getattr(attention, "is_sliding", False)
-        tables = given.get("position_embeddings_local" if sliding else "position_embeddings_global")
+        tables = arguments.get("position_embeddings_local" if sliding else "position_embeddings_global")
     if tables is None:
         raise TypeError(
             f"pooling 'attention' needs position_embeddings, which {type(block).__name__} does not get; use 'last'."

@@ -203,6 +203,6 @@ def attention_of(block: nn.Module) -> nn.Module | None:
 def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a module's call by name, including those that its forward takes as **."""
     signature = inspect.signature(type(module).forward)
-    given = signature.bind_partial(module, *args, **kwargs).arguments
+    bound = signature.bind_partial(module, *args, **kwargs).arguments
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
-    return {**given.pop(rest, {}), **given}
+    return {**bound.pop(rest, {}), **bound}

@@ -231,16 +231,16 @@ def take_rows(values: Any, rows: Tensor) -> Any:
 
 def one_device(arguments: dict[str, Any]) -> torch.device:
     """The device that all tensors share; the CPU if there are no tensors."""
-    found: dict[torch.device, str] = {}
+    devices: dict[torch.device, str] = {}
     for name, value in arguments.items():
         several = isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor)
         for item in value if several else [value]:
             if isinstance(item, Tensor):
-                found.setdefault(item.device, name)
-    if len(found) > 1:
-        places = ", ".join(f"{name} on {device}" for device, name in found.items())
+                devices.setdefault(item.device, name)
+    if len(devices) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in devices.items())
         raise ValueError(f"all tensors must be on one device, got {places}; move them with .to(device).")
-    return next(iter(found)) if found else torch.device("cpu")  # plain to torch.compile
+    return next(iter(devices)) if devices else torch.device("cpu")  # plain to torch.compile
 
 
 def check_number_in(value: Any, name: str, low: float, high: float) -> float:

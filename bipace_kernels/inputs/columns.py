@@ -47,62 +47,62 @@ class Inputs:
 
 
 def check_inputs(
-    given: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, *, deferred: bool
+    arguments: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, *, deferred: bool
 ) -> tuple[Inputs, Layout]:
     """Inputs of the given arguments, and the layout of all records; host data goes to the tensors' device.
 
     deferred   values are not read: checks of them go into `late`
     """
     late: list[LateCheck] | None = [] if deferred else None
-    columns = check_columns(given, layout, config, device, late)
-    lay = _layout(given, layout, config, late)
+    columns = check_columns(arguments, layout, config, device, late)
+    lay = _layout(arguments, layout, config, late)
     codes = None
     if config.partition_row.by_code:
-        codes = to_device(observation_codes(given["observation"], lay), device, "observation")
-    return Inputs(config, device, **columns, codes=codes, observation=given["observation"], late=late or []), lay
+        codes = to_device(observation_codes(arguments["observation"], lay), device, "observation")
+    return Inputs(config, device, **columns, codes=codes, observation=arguments["observation"], late=late or []), lay
 
 
 def check_columns(
-    given: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, late: list[LateCheck] | None
+    arguments: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, late: list[LateCheck] | None
 ) -> dict[str, Tensor | None]:
     """The fields of Inputs that are always tensors, by name, on the device.
 
     late   where given, checks of values are appended there
     """
-    check_present(given, config, layout)
-    n = checks.length(given["group"], "group") if layout is None else layout.n_rows
-    keys = given["action_key"]
+    check_present(arguments, config, layout)
+    n = checks.length(arguments["group"], "group") if layout is None else layout.n_rows
+    keys = arguments["action_key"]
     if isinstance(keys, tuple) and len(keys) == 2 and isinstance(keys[0], Tensor) and keys[0].ndim == 1:
         raise TypeError("action_key must be one vector, got the two of action_keys(): give the other as action_parsed.")
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None and name != "group":
             checks.check_length(value, name, n)
 
     function = callable(config.estimator)  # a user's own estimator, which may read any column
-    fingerprint = given["fingerprint"]
+    fingerprint = arguments["fingerprint"]
     if fingerprint is not None and not (config.needs_fingerprint or function):
         value = "" if config.value_row is None else f", value={config.value_name!r}"
         own = f"partition={config.partition!r}, estimator={config.estimator_name!r}{value}"
         text = f"fingerprint has no effect with {own}: leave it out, or choose one that reads it, such as Config.gae()."
         warn_once("unused fingerprint", text, stacklevel=5)
         fingerprint = None
-    unused = not function and given["returns"] is not None and given["episode_return"] is not None
+    unused = not function and arguments["returns"] is not None and arguments["episode_return"] is not None
     unused &= "rewards" not in config.needs
-    parsed, truncated = given["action_parsed"], given["truncated"] if config.needs_truncated else None
+    parsed, truncated = arguments["action_parsed"], arguments["truncated"] if config.needs_truncated else None
     if parsed is not None:
         parsed = checks.bool_vector(parsed, "action_parsed", n, late)
         if config.reads_keys and late is None and n and not bool(parsed.any()):  # not read on a GPU
             warn_of_unparsed(0.0, stacklevel=5)
-    real = {name: given[name] for name in ("rewards", "returns", "episode_return")}
+    real = {name: arguments[name] for name in ("rewards", "returns", "episode_return")}
     if unused:
         real["rewards"] = None
     columns = {
         **{name: None if value is None else checks.real_vector(value, name, n) for name, value in real.items()},
-        "action_key": _keys(given["action_key"], config, n),
+        "action_key": _keys(arguments["action_key"], config, n),
         "action_parsed": parsed,
         "truncated": None if truncated is None else checks.bool_vector(truncated, "truncated", n, late),
-        "value": given.get("value"),
-        "raw_advantage": given.get("raw_advantage"),
+        "value": arguments.get("value"),
+        "raw_advantage": arguments.get("raw_advantage"),
         "fingerprint": None if fingerprint is None else checks.fingerprint_matrix(fingerprint, n),
     }
     return {name: x if x is None or x.device == device else to_device(x, device, name) for name, x in columns.items()}
@@ -133,29 +133,29 @@ def check_memory(memory: object, config: Config) -> None:
         )
 
 
-def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> None:
+def check_present(arguments: dict[str, Any], cfg: Config, layout: Layout | None) -> None:
     """Checks that everything the configuration needs is given, and that nothing conflicts with the layout."""
     if layout is None:
         for name in ("group", "trajectory"):
-            if given[name] is None:
+            if arguments[name] is None:
                 raise ValueError(f"{name} is missing; pass one id per row, or a layout from bipace_kernels.layout().")
     else:
-        check_layout(layout, group=given["group"], trajectory=given["trajectory"], step=given["step"])
-    if given["rewards"] is None and (given["returns"] is None or given["episode_return"] is None):
+        check_layout(layout, group=arguments["group"], trajectory=arguments["trajectory"], step=arguments["step"])
+    if arguments["rewards"] is None and (arguments["returns"] is None or arguments["episode_return"] is None):
         raise ValueError("rewards is missing; it may be None only where both returns and episode_return are given.")
-    if given["rewards"] is None and "rewards" in cfg.needs:
+    if arguments["rewards"] is None and "rewards" in cfg.needs:
         raise ValueError(f"rewards is missing; estimator={cfg.estimator!r} reads the reward of each step.")
     reads = cfg.averages_actions or isinstance(cfg.value, str)  # a function may do without states
-    if "fingerprint" in cfg.needs and reads and given["fingerprint"] is None and given.get("value") is None:
+    if "fingerprint" in cfg.needs and reads and arguments["fingerprint"] is None and arguments.get("value") is None:
         raise ValueError(
             f"fingerprint is missing; estimator={cfg.estimator!r} with value={cfg.value_name!r} needs one per row: "
             "bipace_kernels.ngram_fingerprint(observation) makes them from texts.  Or take value='group' or 'cluster', "
             "or with a function action_noise=None."
         )
     argument = cfg.partition_row.argument
-    if argument is not None and given[argument] is None:
+    if argument is not None and arguments[argument] is None:
         raise ValueError(f"{argument} is missing; partition={cfg.partition!r} needs one per row, or choose another.")
-    if cfg.needs_keys and given["action_key"] is None:
+    if cfg.needs_keys and arguments["action_key"] is None:
         raise ValueError(
             f"action_key is missing; estimator={cfg.estimator!r} compares actions. Make keys with "
             "bipace_kernels.action_keys(responses), or use an estimator without keys such as Config.bigpo()."
@@ -172,14 +172,14 @@ def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
         return None
 
 
-def _layout(given: dict[str, Any], layout: Layout | None, config: Config, late: list[LateCheck] | None) -> Layout:
+def _layout(arguments: dict[str, Any], layout: Layout | None, config: Config, late: list[LateCheck] | None) -> Layout:
     if layout is None:
-        made = make_layout(given["group"], given["trajectory"], given["step"], given["valid"])
+        made = make_layout(arguments["group"], arguments["trajectory"], arguments["step"], arguments["valid"])
         if config.partition_row.greedy:
-            warn_of_numbered_ids(given["trajectory"], f"clusters of partition {config.partition!r}", stacklevel=6)
+            warn_of_numbered_ids(arguments["trajectory"], f"clusters of partition {config.partition!r}", stacklevel=6)
         return made
-    if given["valid"] is not None:
-        valid = checks.bool_vector(given["valid"], "valid", layout.n_rows, late)
+    if arguments["valid"] is not None:
+        valid = checks.bool_vector(arguments["valid"], "valid", layout.n_rows, late)
         own = layout.on(valid.device).valid
         differs = (~valid if own is None else valid != own).any()
         text = "valid must be None or the mask that the layout was made with; make a new layout for this one."

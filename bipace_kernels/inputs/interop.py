@@ -50,30 +50,30 @@ def to_torch(value: Any, name: str) -> Any:
         raise TypeError(f"{name} must be an array that torch can read, got {type(value).__name__}: {error}") from error
 
 
-def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
+def all_to_torch(arguments: dict[str, Any]) -> dict[str, Any]:
     """to_torch() of arguments by name, at the start of every public function that takes rows."""
-    found = dict(given)
-    for name, value in given.items():
+    converted = dict(arguments)
+    for name, value in arguments.items():
         if value is not None and (type(value) is not torch.Tensor or value.is_nested):
-            found[name] = to_torch(value, name)
-    return found
+            converted[name] = to_torch(value, name)
+    return converted
 
 
 def tensors(**arguments: Any) -> list[Any]:
     """The device that the arguments share, and each of them by to_torch()."""
-    given = all_to_torch(arguments)
-    return [checks.one_device(given), *given.values()]
+    converted = all_to_torch(arguments)
+    return [checks.one_device(converted), *converted.values()]
 
 
-def from_dlpack_of(given: dict[str, Any]) -> Callable[[Any], Any] | None:
+def from_dlpack_of(arguments: dict[str, Any]) -> Callable[[Any], Any] | None:
     """from_dlpack of the library that the deciding argument is from; None where the results stay tensors.
 
     This includes arrays with only the CUDA array interface, which has no constructor.
     """
-    value = next((given[name] for name in DECIDING if given[name] is not None), None)
+    value = next((arguments[name] for name in DECIDING if arguments[name] is not None), None)
     if not is_interop_array(value) or not hasattr(type(value), "__dlpack__"):
         return None
     namespace = getattr(value, "__array_namespace__", None)
     library = sys.modules.get(type(value).__module__.partition(".")[0]) if namespace is None else namespace()
-    found: Callable[[Any], Any] | None = getattr(library, "from_dlpack", None)
-    return found
+    function: Callable[[Any], Any] | None = getattr(library, "from_dlpack", None)
+    return function

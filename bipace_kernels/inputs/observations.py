@@ -26,8 +26,8 @@ def observation_codes(observation: Any, lay: Layout) -> Tensor:
         return checks.check_vector(number_objects(observation), "observation", lay.n_rows)
     taken = torch.nonzero(lay.valid).flatten()
     codes = torch.zeros(lay.n_rows, dtype=torch.int64)
-    found = number_objects(checks.take_rows(as_sequence(observation, "observation"), taken))
-    return codes.index_copy_(0, taken, found)
+    numbers = number_objects(checks.take_rows(as_sequence(observation, "observation"), taken))
+    return codes.index_copy_(0, taken, numbers)
 
 
 def observation_texts(observation: Any, lay: Layout, longest: int) -> list[str]:

@@ -27,7 +27,7 @@ _FIELDS = tuple(field.name for field in fields(Config))
 
 
 def advantage(
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     layout: Layout | None,
     config: Config | str | None,
     backend: str,
@@ -38,8 +38,8 @@ def advantage(
     if layout is None:
         raise ValueError("layout is missing; torch.compile needs one, made by bipace_kernels.layout() outside.")
     cfg = check_config(config)
-    check_present(given, cfg, layout)
-    for name, value in given.items():
+    check_present(arguments, cfg, layout)
+    for name, value in arguments.items():
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(
                 f"{name} must be a tensor under torch.compile, got {type(value).__name__}; make one outside."
@@ -50,11 +50,11 @@ def advantage(
         name = f"estimator={cfg.estimator_name}" if callable(cfg.estimator) else f"value={cfg.value_name}"
         raise ValueError(f"config with {name} must be made outside the compiled function: a graph holds no function.")
     spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
-    tensors, options = [given[name] for name in TENSORS], {"check": check, "num_threads": num_threads or 0}
+    tensors, options = [arguments[name] for name in TENSORS], {"check": check, "num_threads": num_threads or 0}
     total, step, episode, returns, cluster, branch, value, flags, late = torch.ops.bipace.advantage(
         *tensors, layout=handle_of(layout), config=handle, fields=spelled, backend=backend, **options
     )
-    records = CompiledRecords(given, layout, cfg, flags, late)
+    records = CompiledRecords(arguments, layout, cfg, flags, late)
     kept = value if cfg.estimator_row.has_value else None
     return AdvantageResult(total, step, episode, returns, cluster, branch, records, value=kept)
 
@@ -73,7 +73,7 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 class CompiledRecords:
     """What a result of a compiled graph also needs to give its records and its errors."""
 
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     layout: Layout
     config: Config
     flags: Tensor  # [FLAGS, N] uint8, by row
@@ -90,7 +90,7 @@ class CompiledRecords:
     def _unread(self) -> Unread:
         """The flags from the graph, the texts of errors from the arguments."""
         device = self.flags.device
-        x, everyone = check_inputs(self.given, self.layout, self.config, device, deferred=True)
+        x, everyone = check_inputs(self.arguments, self.layout, self.config, device, deferred=True)
         lay = everyone.once() if self.config.duplicates == "once" else everyone
         state, episode_differs, copy_differs = self.flags
         order, every = lay.on(device).order, everyone.on(device).order

@@ -79,15 +79,15 @@ class Op:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name; torch omits the last ones where they are None."""
-        given = dict(zip(self.types, args, strict=False)) | kwargs
-        return {name: given.get(name) for name in self.types}
+        arguments = dict(zip(self.types, args, strict=False)) | kwargs
+        return {name: arguments.get(name) for name in self.types}
 
     @threads.using()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = self.bind(args, kwargs)
-        device = next(value.device for value in given.values() if isinstance(value, Tensor))
+        arguments = self.bind(args, kwargs)
+        device = next(value.device for value in arguments.values() if isinstance(value, Tensor))
         try:
-            columns = {name: _checked(name, self.types[name], value, device) for name, value in given.items()}
+            columns = {name: _checked(name, self.types[name], value, device) for name, value in arguments.items()}
             sizes = check_sizes(columns)
             if self.name == "hash_token_ids":
                 _check_ids(columns)
@@ -111,14 +111,14 @@ class Op:
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         """Results in shape and dtype."""
-        given = self.bind(args, kwargs)
-        like = next(value for value in given.values() if isinstance(value, Tensor))
-        sizes: dict[str, Any] = {"1": 1, "E": len(given.get("epsilons") or ())}
-        sizes |= {letter: given[name] for name, letter in _SIZES.items() if name in given}
-        for _, letter, size in _lengths(given):
+        arguments = self.bind(args, kwargs)
+        like = next(value for value in arguments.values() if isinstance(value, Tensor))
+        sizes: dict[str, Any] = {"1": 1, "E": len(arguments.get("epsilons") or ())}
+        sizes |= {letter: arguments[name] for name, letter in _SIZES.items() if name in arguments}
+        for _, letter, size in _lengths(arguments):
             sizes.setdefault(letter, size)
-        if "ids" in given:
-            sizes.setdefault("R", given["ids"].shape[0])
+        if "ids" in arguments:
+            sizes.setdefault("R", arguments["ids"].shape[0])
         made = [like.new_empty([sizes[letter] for letter in shape.split()], dtype=kind) for shape, kind in self.results]
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -235,8 +235,8 @@ def _records(columns: dict[str, Any], sizes: dict[str, int], device: torch.devic
     columns = {"step" if name == "time" else name: value for name, value in columns.items()}
     if "width" in columns:
         columns["kernel"] = Kernel(**{name: columns.pop(name) for name in _OF_KERNEL if name in columns})
-    given = {name: columns.pop(name) for name in _OF_RECORDS if name in columns}
-    return Records(**{"device": device, "n_records": sizes["M"], **given}), columns
+    own = {name: columns.pop(name) for name in _OF_RECORDS if name in columns}
+    return Records(**{"device": device, "n_records": sizes["M"], **own}), columns
 
 
 def _kernel_values(critic: Critic, records: Records, fingerprint: Tensor, **columns: Any) -> Tensor:
@@ -340,14 +340,14 @@ def _advantage(
     layout, config   handles; config 0: `fields` holds it, a dict as Python writes it
     num_threads      0: None
     """
-    given = dict.fromkeys(("group", "trajectory", "step", *compiled.TENSORS))
-    given |= dict(zip(compiled.TENSORS, tensors, strict=False))
+    arguments = dict.fromkeys(("group", "trajectory", "step", *compiled.TENSORS))
+    arguments |= dict(zip(compiled.TENSORS, tensors, strict=False))
     try:
         cfg = find(config) if config else Config(**ast.literal_eval(fields))
     except (SyntaxError, MemoryError, RecursionError) as error:  # what Python's parser raises
         raise ValueError(f"bipace::advantage: fields must be Config's fields, got {fields[:80]!r}.") from error
     with torch.no_grad():
-        result = pipeline.run(given, find(layout), cfg, backend, check, num_threads or None)
+        result = pipeline.run(arguments, find(layout), cfg, backend, check, num_threads or None)
         flags, late = compiled.flags_of(result)
     value = torch.zeros_like(result.advantage) if result.value is None else result.value
     return *(getattr(result, name) for name in compiled.ROWS), value, flags, late

@@ -80,15 +80,15 @@ class InputTypeError(InputError, TypeError):
     """The same as a TypeError."""
 
 
-def near(given: object, known: Iterable[str]) -> str:
+def near(word: object, known: Iterable[str]) -> str:
     """The end of a message about a name: the known one that is like it, if there is one."""
-    found = difflib.get_close_matches(given, known, 1) if isinstance(given, str) else []
-    return f"; did you mean {found[0]!r}?" if found else "."
+    close = difflib.get_close_matches(word, known, 1) if isinstance(word, str) else []
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
-def refuse_unknown(what: str, given: Iterable[str], known: Sequence[str], kind: str = "argument") -> None:
+def refuse_unknown(what: str, names: Iterable[str], known: Sequence[str], kind: str = "argument") -> None:
     """TypeError for the first name that is not known, with the nearest that is."""
-    for name in given:
+    for name in names:
         if name not in known:
             meant = {"eps": "epsilon", "lam": "gae_lambda"}.get(name, name)
             raise TypeError(f"{what} has no {kind} {name!r}{near(meant, known)}")

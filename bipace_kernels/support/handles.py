@@ -32,7 +32,7 @@ def handle_of(thing: Handled) -> int:
 
 def find(handle: int) -> Any:
     """The object with a number."""
-    found = _alive.get(handle)
-    if found is None:
+    thing = _alive.get(handle)
+    if thing is None:
         raise RuntimeError(f"no object has the handle {handle} any more; keep Layout and Config while they are used.")
-    return found
+    return thing

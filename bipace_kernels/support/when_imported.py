@@ -18,8 +18,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in self.waiting:
             return None
-        found = (f.find_spec(fullname, path, target) for f in sys.meta_path if f is not self)
-        spec = next((s for s in found if s is not None), None)
+        specs = (f.find_spec(fullname, path, target) for f in sys.meta_path if f is not self)
+        spec = next((s for s in specs if s is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

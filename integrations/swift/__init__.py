@@ -9,7 +9,7 @@ __all__ = ["Settings", "join", "settings"]
 settings = Settings()  # of the trainers that are made from now on
 
 
-def join(**given: Any) -> None:
+def join(**values: Any) -> None:
     """From now on `--rlhf_type grpo` trains with BiPACEGRPOTrainer, and these fields of integrations' `Settings`.
 
     TypeError and ValueError name the one that is wrong.
@@ -17,5 +17,5 @@ def join(**given: Any) -> None:
     global settings
     from swift.trainers import TrainerFactory
 
-    settings = Settings.of(given)
+    settings = Settings.of(values)
     TrainerFactory.TRAINER_MAPPING["grpo"] = f"{__name__}.trainer.BiPACEGRPOTrainer"

@@ -82,9 +82,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
         # A row of which nothing is left may begin with no prompt.
         places = Positions(places.column.clamp(min=0), places.offsets)
         with bk.hidden.tap(model, self._bipace.settings.layer, positions=places) as tapped:
-            found = run()
+            output = run()
         self._bipace_hidden.append(tapped.rows())
-        return found
+        return output
 
     def _postprocess_batch(self, samples: Sequence[Any], batch_encoded_inputs: Sequence[dict[str, Any]]) -> None:
         """swift's own, and its advantages replaced by those of the turns."""
@@ -96,8 +96,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
 
         def made(extra: dict[str, list[Any]], names: set[str]) -> Any:
             rows = rows_of(self, batch_encoded_inputs, extra).fitted(self._bipace, names)
-            found = rows.records(self._bipace, tokenizer, rows.scores, self.state.global_step)
-            return rows, {name: c if c is None else c.to(self.accelerator.device) for name, c in found.items()}
+            columns = rows.records(self._bipace, tokenizer, rows.scores, self.state.global_step)
+            return rows, {name: c if c is None else c.to(self.accelerator.device) for name, c in columns.items()}
 
         infos = [sample.rollout_infos or {} for sample in samples]
         rows, records = agreed(several, partial(extra_of, infos, INFOS), list, made)

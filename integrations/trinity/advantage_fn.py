@@ -30,9 +30,9 @@ class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc] 
     Gives the same experiences with `advantages` and `returns` [response] float32, and metrics.  docs/trinity.md
     """
 
-    def __init__(self, tokenizer: Any = None, **given: Any) -> None:
+    def __init__(self, tokenizer: Any = None, **values: Any) -> None:
         check_version("trinity-rft")
-        self.states = States(Settings.of(given, WHERE), WHERE)
+        self.states = States(Settings.of(values, WHERE), WHERE)
         self.states.require_hidden(WHY)
         if tokenizer is None:
             raise ValueError(f"{WHERE}tokenizer must be given, got None: set it to ${{model.model_path}}.")

@@ -35,10 +35,10 @@ class BiPACEGRPOConfig(_Arguments, GRPOConfig):  # type: ignore[misc]  # made fr
     docs/settings.md has the table, `settings` gives them as `Settings`.
     """
 
-    def __new__(cls, *args: Any, **given: Any) -> BiPACEGRPOConfig:
+    def __new__(cls, *args: Any, **values: Any) -> BiPACEGRPOConfig:
         known = inspect.signature(cls.__init__).parameters
         if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in known.values()):
-            refuse_unknown(cls.__name__, given, list(known))
+            refuse_unknown(cls.__name__, values, list(known))
         made: BiPACEGRPOConfig = super().__new__(cls)
         return made
 
@@ -57,5 +57,5 @@ class BiPACEGRPOConfig(_Arguments, GRPOConfig):  # type: ignore[misc]  # made fr
     @property
     def settings(self) -> Settings:
         """The same settings as in every other adapter."""
-        given = {name: getattr(self, PREFIX + name) for name in OF_TRL}
-        return Settings.of(given, PREFIX).scaled(self.scale_rewards, PREFIX)
+        values = {name: getattr(self, PREFIX + name) for name in OF_TRL}
+        return Settings.of(values, PREFIX).scaled(self.scale_rewards, PREFIX)

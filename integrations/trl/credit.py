@@ -12,7 +12,7 @@ import bipace_kernels as bk
 from .._accelerate import agreed, of_all
 from .._states import States, no_hidden_states
 from .._turns import Turns
-from .rollouts import Said, ToolLoop, fields
+from .rollouts import Reported, ToolLoop, fields
 from .rows import TrlRows, rows_of, turns_of
 
 DROPOUT = (
@@ -80,8 +80,8 @@ class Prepared(NamedTuple):
 
     def credit(self, states: States, hidden: Tensor | None) -> Credit:
         """With states [n, D] of the turns, or None."""
-        given, turns = {"hidden": hidden, "why": self.why, **of_all(self.several)}, self.rows.turns
-        result, metrics = self.rows.result(self.records, states, self.tokenizer, **given)
+        options, turns = {"hidden": hidden, "why": self.why, **of_all(self.several)}, self.rows.turns
+        result, metrics = self.rows.result(self.records, states, self.tokenizer, **options)
         return Credit(turns.spread(result.advantage), metrics, result, turns)
 
 
@@ -96,14 +96,14 @@ def prepare(
     if not trainer.accelerator.is_main_process:
         states.recorder = None
 
-    def said() -> Said:
+    def read() -> Reported:
         of_function = getattr(trainer, "rollout_func", None) is not None
-        starts = [given or () for given in fields(inputs, "turn_starts", loop)] if of_function else None
-        return Said(trainer, inputs, turns_of(output["completion_mask"], output.get("tool_mask"), starts), loop)
+        starts = [row or () for row in fields(inputs, "turn_starts", loop)] if of_function else None
+        return Reported(trainer, inputs, turns_of(output["completion_mask"], output.get("tool_mask"), starts), loop)
 
-    def prepared(found: Said, names: Set[str]) -> Prepared:
-        found.elsewhere = names
-        rows, n = rows_of(trainer, output, rewards, found, states), len(found.turns)
+    def prepared(reported: Reported, names: Set[str]) -> Prepared:
+        reported.elsewhere = names
+        rows, n = rows_of(trainer, output, rewards, reported, states), len(reported.turns)
         records = rows.records(states, tokenizer, rows.scores, trainer.state.global_step)
         records = {name: column.to(output["completion_ids"].device) for name, column in records.items()}
         why = no_hidden_states(trainer.model, states) if reads else ""
@@ -116,7 +116,7 @@ def prepare(
             raise ValueError(f"hidden must have one row per turn, {n}, got {len(hidden)}: of another batch?")
         return Prepared(rows, records, tokenizer, why, several)
 
-    return agreed(several, said, Said.names, prepared)
+    return agreed(several, read, Reported.names, prepared)
 
 
 def early_exit(trainer: Any, output: dict[str, Any], turns: Turns, layer: int | str) -> Tensor:

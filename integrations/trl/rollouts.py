@@ -111,7 +111,7 @@ class ToolLoop:
         return [now[i:j] for i, j in pairwise([*begin, len(now)])]
 
 
-class Said:
+class Reported:
     """The data of a batch's rollouts, by name and turn.
 
     elsewhere  names that rollouts of other processes give, which those here then lack
@@ -138,15 +138,15 @@ class Said:
         """[B] whether each rollout was cut off; None if unknown."""
         if self.of_function:
             return self._given("truncated")
-        found, cut = [_truncated(e) for e in self.environments], self.loop.cut if self.loop is not None else ()
-        for row, value in enumerate(found):
+        values, cut = [_truncated(e) for e in self.environments], self.loop.cut if self.loop is not None else ()
+        for row, value in enumerate(values):
             if not isinstance(value, (bool, NoneType)):
                 self.misfits[row] = f"truncated of row {row} must be one bool, True if it was cut off, got {value!r}"
             elif row < len(cut) and cut[row]:
                 self.misfits[row] = f"truncated of row {row} was True before its first turn: reset() must set it False"
             elif value and self.used[id(self.environments[row])] > 1:
                 self.misfits[row] = f"truncated of row {row} is that of several rollouts, which have one environment"
-        return [None if row in self.misfits else value for row, value in enumerate(found)] or [None] * len(self.inputs)
+        return [None if row in self.misfits else value for row, value in enumerate(values)] or [None] * len(self.inputs)
 
     def by_turn(self, name: str) -> list[list[Entries] | None] | None:
         """[B] rows, each with a list of entries for each turn; None for a row without entries, and if no row has any.
@@ -155,43 +155,43 @@ class Said:
         A row without a token to train also has its turns.
         """
         counts = self.turns.counts.tolist()
-        given = self._given(name)
-        if all(value is None for value in given):
+        logs = self._given(name)
+        if all(value is None for value in logs):
             if name not in self.elsewhere:
                 return None
             self.must_fit = False
         if not self.of_function:
-            shared = self.used + Counter(id(log) for log in given if log)
+            shared = self.used + Counter(id(log) for log in logs if log)
             why = "is that of several rollouts: make it in reset(), and an environment in each environment_factory()"
-            for row, log in enumerate(given):
+            for row, log in enumerate(logs):
                 if log and max(shared[id(log)], shared[id(self.environments[row])]) > 1:
                     self.misfits[row] = f"{name} of row {row} {why}"
-            return [self._logged(row, name, log, n) for row, (log, n) in enumerate(zip(given, counts, strict=True))]
+            return [self._logged(row, name, log, n) for row, (log, n) in enumerate(zip(logs, counts, strict=True))]
         mask, numbers = "the env_mask of rollout_func", name == "step_rewards"
-        found, misfits = self.turns.entries(given, name, mask, numbers=numbers)
+        rows, misfits = self.turns.entries(logs, name, mask, numbers=numbers)
         for row in self.masked:
-            if given[row] is None:
+            if logs[row] is None:
                 misfits[row] = f"{name} of row {row} is missing"
         self.misfits = misfits | self.misfits
-        return [None if row in misfits else [[one] for one in entries] for row, entries in enumerate(found)]
+        return [None if row in misfits else [[one] for one in entries] for row, entries in enumerate(rows)]
 
     def calls(self) -> list[str] | None:
         """[n] the tool calls of each turn as one text, empty where it made none; None where there are no tools."""
         if self.loop is None or not self.has_tools:
             return None
-        found: list[str] = []
+        every: list[str] = []
         for row, n in enumerate(self.turns.counts.tolist()):
             functions = [[call.get("function", call) for call in calls] for calls in self.loop.calls(row)]
             texts = [call_text([(f.get("name"), f.get("arguments")) for f in calls]) for calls in functions]
-            found += [*texts, *([""] * n)][:n]
-        return found
+            every += [*texts, *([""] * n)][:n]
+        return every
 
     def flat(self, rows: list[list[Entries] | None] | None) -> list[Entries | None]:
         """[n] entries of each turn from by_turn(); None in a row without entries."""
-        found: list[Entries | None] = []
+        entries: list[Entries | None] = []
         for row, n in zip(rows or [None] * self.turns.shape[0], self.turns.counts.tolist(), strict=True):
-            found += [None] * n if row is None else [*row, *([[]] * n)][:n]
-        return found
+            entries += [None] * n if row is None else [*row, *([[]] * n)][:n]
+        return entries
 
     def _given(self, name: str) -> list[Any]:
         return fields(self.inputs, name, self.loop) if self.of_function else self._logs(name)
@@ -211,10 +211,10 @@ class Said:
                 raise ValueError(f"TRL's tool loop has {written} messages of the model")
             if name != "observations" and (first := len(self.loop.logged[0][row][name])):
                 raise ValueError(f"it has {first} before its first turn: empty it in reset()")
-            found = self.loop.entries(row, name, self.environments[row])
-            if name == "step_rewards" and not all(map(are_numbers, found)):
+            entries = self.loop.entries(row, name, self.environments[row])
+            if name == "step_rewards" and not all(map(are_numbers, entries)):
                 raise ValueError(f"they must be numbers, but are {log!r}")
-            return found
+            return entries
         except ValueError as error:
             self.misfits.setdefault(row, f"{name} of row {row} does not match its {n} turns: {error}")
             return None

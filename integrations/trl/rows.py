@@ -15,46 +15,46 @@ from .._rollout_rows import RowsOfProcess, at_front
 from .._settings import Settings
 from .._states import States
 from .._turns import KINDS, Turns, keys_of, start_mask
-from .rollouts import Entries, Said
+from .rollouts import Entries, Reported
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrlRows(RowsOfProcess):
-    """Rows whose `extra` holds, as Said.by_turn() gives them, a list of entries of each turn.
+    """Rows whose `extra` holds, as Reported.by_turn() gives them, a list of entries of each turn.
 
-    said    the rollouts' data
-    aside   [B] bool   rows whose entries do not fit their turns
+    reported  the rollouts' data
+    dropped   [B] bool   rows whose entries do not fit their turns
     """
 
-    said: Said
-    aside: Tensor
+    reported: Reported
+    dropped: Tensor
 
     @cached_property
     def turns(self) -> Turns:
-        return self.said.turns
+        return self.reported.turns
 
     def rewards(self, ids: Mapping[str, Tensor], token_rewards: Tensor, states: States) -> tuple[Tensor, Tensor]:
         """R(τ) [n], and r [n] float64: the sum of each turn's entries, at the last turn with what R(τ) has beyond them;
         in rows without entries R(τ) at the last turn."""
         total, turns, gamma = token_rewards.sum(1), self.turns, states.settings.gamma
         rewards, stepwise = turns.on_last(total), self.extra["step_rewards"] or ()
-        given = [row for row, entries in enumerate(stepwise) if entries]
-        sums = [sum(float(r) for of_turn in stepwise[row] for r in of_turn) for row in given]
-        rests = states.beyond(total[given], torch.tensor(sums, dtype=torch.float64)).tolist()
-        for row, rest in zip(given, rests, strict=True):
+        stepped = [row for row, entries in enumerate(stepwise) if entries]
+        sums = [sum(float(r) for of_turn in stepwise[row] for r in of_turn) for row in stepped]
+        rests = states.beyond(total[stepped], torch.tensor(sums, dtype=torch.float64)).tolist()
+        for row, rest in zip(stepped, rests, strict=True):
             if rest:
                 stepwise[row][-1] = [*stepwise[row][-1], rest]
         for i, (row, entries) in enumerate(zip(turns.row.tolist(), self.entries("step_rewards"), strict=True)):
-            if entries is not None and row in self.said.masked:  # one record represents all its turns
+            if entries is not None and row in self.reported.masked:  # one record represents all its turns
                 rewards[i] = sum(gamma**t * float(r) for t, of_turn in enumerate(stepwise[row]) for r in of_turn)
             elif entries is not None:
                 rewards[i] = sum(map(float, entries))
-        return rewards.masked_fill(self.aside[turns.row], torch.nan), total[turns.row]
+        return rewards.masked_fill(self.dropped[turns.row], torch.nan), total[turns.row]
 
     def action_keys(self, tokenizer: Any, settings: Settings, last: Tensor) -> dict[str, Tensor]:
         """Of the rollouts' actions where they give some.  A turn without an entry has the key of its tokens, a last one
         the empty action."""
-        tokens, calls = self.turns.tokens(self.responses), self.said.calls()
+        tokens, calls = self.turns.tokens(self.responses), self.reported.calls()
         keys = keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, calls, last)
         if self.extra["actions"] is None:
             return keys
@@ -62,12 +62,12 @@ class TrlRows(RowsOfProcess):
         if "action_kind" in keys:  # a call that cannot be read is no answer
             answers = keys["action_parsed"] | (keys["action_kind"] != KINDS.index("text"))
             ends = [end and answer for end, answer in zip(ends, answers.tolist(), strict=True)]
-        given = torch.tensor([e is not None and (bool(e) or end) for e, end in zip(entries, ends, strict=True)])
-        own, given = bk.action_keys([_joined(e or ()) for e in entries], mode="text")[0], given.to(tokens[0].device)
-        keys["action_key"] = own.to(given.device).where(given, keys["action_key"])
-        keys["action_parsed"] = given | keys.get("action_parsed", torch.zeros_like(given))
+        acted = torch.tensor([e is not None and (bool(e) or end) for e, end in zip(entries, ends, strict=True)])
+        own, acted = bk.action_keys([_joined(e or ()) for e in entries], mode="text")[0], acted.to(tokens[0].device)
+        keys["action_key"] = own.to(acted.device).where(acted, keys["action_key"])
+        keys["action_parsed"] = acted | keys.get("action_parsed", torch.zeros_like(acted))
         if "action_kind" in keys:
-            keys["action_kind"] = keys["action_kind"].masked_fill(given, KINDS.index("rollout"))
+            keys["action_kind"] = keys["action_kind"].masked_fill(acted, KINDS.index("rollout"))
         return keys
 
     def observations(self, tokenizer: Any) -> list[Any]:
@@ -91,7 +91,7 @@ class TrlRows(RowsOfProcess):
 
     def entries(self, name: str) -> list[Entries | None]:
         """[n] of each turn; None in a row without."""
-        return self.said.flat(self.extra[name])
+        return self.reported.flat(self.extra[name])
 
 
 def _joined(entries: Sequence[Any]) -> str:
@@ -111,11 +111,11 @@ def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | No
     return Turns.of(mask, None if starts is None else start_mask(starts, mask.shape, "turn_starts"))
 
 
-def rows_of(trainer: Any, output: Mapping[str, Any], rewards: Tensor, said: Said, states: States) -> TrlRows:
+def rows_of(trainer: Any, output: Mapping[str, Any], rewards: Tensor, reported: Reported, states: States) -> TrlRows:
     """The rows of this process; arguments as of bipace_advantages(), and what its rollouts say."""
     settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
-    b = said.turns.shape[0]
-    if said.of_function and output.get("tool_mask") is None and len(said.turns) == b:
+    b = reported.turns.shape[0]
+    if reported.of_function and output.get("tool_mask") is None and len(reported.turns) == b:
         text = (
             "every rollout counts as one turn, since rollout_func returned no env_mask: return it, 0 on tokens that "
             "the model did not generate, if rollouts have several turns."
@@ -136,20 +136,20 @@ def rows_of(trainer: Any, output: Mapping[str, Any], rewards: Tensor, said: Said
         "actions": config.reads_keys or settings.turns_of_text > 1,
         "observations": config.needs_observation or config.needs_fingerprint,
     }
-    extra: dict[str, Any] = {name: said.by_turn(name) if read else None for name, read in reads.items()}
+    extra: dict[str, Any] = {name: reported.by_turn(name) if read else None for name, read in reads.items()}
     if config.needs_truncated:
-        extra["truncated"] = said.truncated()
-    aside, mask = states.set_aside(said.misfits, b, said.must_fit), output["completion_mask"].cpu()
+        extra["truncated"] = reported.truncated()
+    dropped, mask = states.set_aside(reported.misfits, b, reported.must_fit), output["completion_mask"].cpu()
     prompts = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
     return TrlRows(
         mask=mask,
-        scores=at_front(total.masked_fill(aside, torch.nan), mask),
+        scores=at_front(total.masked_fill(dropped, torch.nan), mask),
         responses=output["completion_ids"],
         prompts=lambda: [row[kept] for row, kept in prompts],
         valid=torch.ones(b, dtype=torch.bool),
         extra=extra,
         first=first,
         size=g,
-        said=said,
-        aside=aside,
+        reported=reported,
+        dropped=dropped,
     )

@@ -67,8 +67,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         states = self._bipace
         if states.settings.keeps_own_advantages or not self.model.training:
-            found: dict[str, Any] = super()._generate_and_score_completions(inputs)
-            return found
+            scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            return scored
         self._bipace_watched = watched = _Watched()
         watched.loop.begin_rollouts(self)
         try:
@@ -129,29 +129,29 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
     ) -> Any:
-        given = (model, input_ids, attention_mask, logits_to_keep, *args)
-        run = partial(super()._get_per_token_logps_and_entropies, *given, **kwargs)
+        forward = (model, input_ids, attention_mask, logits_to_keep, *args)
+        run = partial(super()._get_per_token_logps_and_entropies, *forward, **kwargs)
         watched, inputs, prompt_length = self._bipace_watched, self._bipace_loss, input_ids.shape[1] - logits_to_keep
         if inputs is not None:  # the loss's, whose advantages wait for it
             batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW], None
             order, places = batch.rows.turns.positions_of(row, prompt_length)
-            found, states = self._bipace_tapped(model, places, run)
+            logps, states = self._bipace_tapped(model, places, run)
             hidden = torch.empty_like(states)
             hidden[order.to(states.device)] = states
             inputs["advantages"] = self._bipace_credit(batch, hidden)[row]
-            return found
+            return logps
         taps = self._bipace_taps and not self._bipace_waits and model is self.model
         if watched is None or watched.forwards or not taps:
             return run()
         watched.forwards += 1
         turns = turns_of(attention_mask[:, prompt_length:], watched.tool_mask, watched.starts)
-        found, watched.hidden = self._bipace_tapped(model, turns.positions(prompt_length), run)
-        return found
+        logps, watched.hidden = self._bipace_tapped(model, turns.positions(prompt_length), run)
+        return logps
 
     def _bipace_tapped(self, model: Any, places: Positions, run: Any) -> tuple[Any, Tensor]:
         with bk.hidden.tap(model, self._bipace.settings.layer, positions=places) as tapped:
-            found = run()
-        return found, tapped.rows()
+            output = run()
+        return output, tapped.rows()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Tensor:
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)

@@ -79,11 +79,11 @@ def numbers_of(batch: Any) -> Any:
 
 def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> RolloutRows:
     """The rows of a DataProto: each a trajectory, or a step of `traj_uid` at the place `step`."""
-    given, tensors, n = data.non_tensor_batch, data.batch, len(data)
-    several = "traj_uid" in given
+    fields, tensors, n = data.non_tensor_batch, data.batch, len(data)
+    several = "traj_uid" in fields
     require(
         ["response_mask", "uid", *(["step"] if several else [])],
-        {*tensors.keys(), *given},
+        {*tensors.keys(), *fields},
         "response_mask is 1 on tokens that the model generated, uid one id for all rollouts of a prompt, step the "
         "number of a row among those of its traj_uid",
     )
@@ -96,11 +96,11 @@ def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> RolloutRows:
         scores=tensors["token_level_scores" if "token_level_scores" in tensors else "token_level_rewards"],
         responses=tensors["responses"],
         prompts=prompts,
-        group=list(map(str, given["uid"])),
-        trajectory=list(map(str, given["traj_uid"])) if several else list(map(int, given.get(ROW, range(n)))),
-        place=list(map(int, given["step"])) if several else [0] * n,
-        valid=torch.tensor([not PADDING.fullmatch(str(uid)) for uid in given["uid"]]),
-        extra={name: list(given[name]) for name in EXTRA if name in given},
+        group=list(map(str, fields["uid"])),
+        trajectory=list(map(str, fields["traj_uid"])) if several else list(map(int, fields.get(ROW, range(n)))),
+        place=list(map(int, fields["step"])) if several else [0] * n,
+        valid=torch.tensor([not PADDING.fullmatch(str(uid)) for uid in fields["uid"]]),
+        extra={name: list(fields[name]) for name in EXTRA if name in fields},
         hidden=hidden,
         extra_name="non_tensor_batch",
     )

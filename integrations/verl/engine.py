@@ -81,8 +81,8 @@ class FSDPEngineKeepingStates(FSDPEngineWithLMHead):  # type: ignore[misc]
             finally:
                 self._tapped, self._early = None, False
         if "cluster" in asked:
-            found, group = output["model_output"], self.get_data_parallel_group()
-            found[LABELS] = labels_of(found.pop(HIDDEN), data[IDS], group, **asked["cluster"])
+            outputs, group = output["model_output"], self.get_data_parallel_group()
+            outputs[LABELS] = labels_of(outputs.pop(HIDDEN), data[IDS], group, **asked["cluster"])
         return output
 
     def forward_step(self, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:

@@ -27,7 +27,7 @@ NO_STATES = f"compute_log_prob gave no {HIDDEN}; install bipace-kernels on every
 job: ContextVar[Job | None] = ContextVar(NAME, default=None)
 
 
-def estimate(token_level_rewards: Tensor, response_mask: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+def estimate(token_level_rewards: Tensor, response_mask: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
     """The entry NAME of verl's registry."""
     run = job.get()
     if run is None:
@@ -49,15 +49,15 @@ def settings_of(algorithm: Any) -> Settings:
     """From algorithm.bipace.  Its gamma, else algorithm.gamma unless that is verl's default 1.0, else the paper's; its
     gae_lambda, for method gae, else algorithm.lam likewise."""
     own = algorithm.get(NAME) or {}
-    given = {key: value for key, value in own.items() if key != "cluster_on" and value is not None}
+    values = {key: value for key, value in own.items() if key != "cluster_on" and value is not None}
     if algorithm.get("gamma", 1.0) != 1.0:
-        given.setdefault("gamma", algorithm.gamma)
-    method = given.get("method")
+        values.setdefault("gamma", algorithm.gamma)
+    method = values.get("method")
     if method in PRESETS and not PRESETS[method]().has_epsilon:
-        given.pop("epsilon", None)  # the paper's recipes set it, and another method may follow one (docs/verl.md)
+        values.pop("epsilon", None)  # the paper's recipes set it, and another method may follow one (docs/verl.md)
     if (method or Settings.method) == "gae" and algorithm.get("lam", 1.0) != 1.0:
-        given.setdefault("gae_lambda", algorithm.lam)
-    return Settings.of(given, WHERE)
+        values.setdefault("gae_lambda", algorithm.lam)
+    return Settings.of(values, WHERE)
 
 
 class Bipace:
@@ -147,7 +147,7 @@ class TrainerMixin:
         super()._save_checkpoint()  # type: ignore[misc]
 
     def _load_checkpoint(self) -> Any:
-        found = super()._load_checkpoint()  # type: ignore[misc]
+        loaded = super()._load_checkpoint()  # type: ignore[misc]
         if self.bipace is not None:
             self.bipace.states.load(file_of(self, resumed=True))
-        return found
+        return loaded

@@ -141,7 +141,7 @@ def over_trajectories(ids: torch.Tensor, score: torch.Tensor, config: Config) ->
     undivided, and the score itself in a group of one trajectory, or 0 if config says so.  0 where the score is NaN;
     such a trajectory does not count.
     """
-    found = torch.zeros(len(score), dtype=torch.float64, device=score.device)
+    scaled = torch.zeros(len(score), dtype=torch.float64, device=score.device)
     fine, order = ~score.isnan(), np.lexsort(ids.cpu().numpy().T[[2, 1]])
     first = torch.from_numpy(order[np.unique(ids[:, 1].cpu().numpy()[order], return_index=True)[1]]).to(score.device)
     for group in ids[fine, 0].unique():
@@ -150,8 +150,8 @@ def over_trajectories(ids: torch.Tensor, score: torch.Tensor, config: Config) ->
         if len(values) == 1 and config.lone_trajectory == "zero":
             continue
         mean, sigma = (values.mean(), values.std()) if len(values) > 1 else (0.0, 1.0)
-        found[rows] = (score[rows].double() - mean) / (sigma + config.delta if config.episode_norm == "std" else 1.0)
-    return found
+        scaled[rows] = (score[rows].double() - mean) / (sigma + config.delta if config.episode_norm == "std" else 1.0)
+    return scaled
 
 
 def texts(data: Any, tokenizer: Any, rows: torch.Tensor) -> tuple[list[Any], list[str]]:

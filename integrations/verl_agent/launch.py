@@ -26,10 +26,10 @@ def added(*searchpaths: str) -> list[str]:
     verl = Path(str(importlib.util.find_spec("verl").origin)).parent  # type: ignore[union-attr]  # imported before
     folders = [f"file://{verl / 'trainer/config'}", f"file://{CONFIG}"]
     for argument in reversed(searchpaths):
-        given = re.fullmatch(r"\[(.*)\]", argument.partition("=")[2].strip(), re.DOTALL)
-        if given is None:
+        match = re.fullmatch(r"\[(.*)\]", argument.partition("=")[2].strip(), re.DOTALL)
+        if match is None:
             raise ValueError(f"hydra.searchpath must be a list such as [file:///folder], got {argument}; add brackets.")
-        folders[:0] = [given[1]] if given[1].strip() else []
+        folders[:0] = [match[1]] if match[1].strip() else []
     store = importlib.import_module("hydra.core.config_store").ConfigStore.instance()
     store.store(group="bipace", name="keys", node={"algorithm": {"gigpo": keys()}}, package="_global_")
     return [f"hydra.searchpath=[{','.join(folders)}]", "+bipace=keys"]
@@ -80,9 +80,9 @@ def keep(trainer: Any, states: States) -> None:
         return inner(self)
 
     def _load_checkpoint(inner: Any, self: Any) -> Any:
-        found = inner(self)
+        result = inner(self)
         states.load(file_of(self, resumed=True))
-        return found
+        return result
 
     need(trainer, ("_save_checkpoint", "_load_checkpoint"), UNTESTED)
     replace(trainer, _save_checkpoint, _load_checkpoint)

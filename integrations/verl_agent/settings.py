@@ -113,14 +113,14 @@ class Settings:
         algorithm, env, actor = config["algorithm"], config["env"], config["actor_rollout_ref"]["actor"]
         name, ours = algorithm["adv_estimator"], ("bisim_", "cacb_", "bipace_")
         # null counts as not given.
-        given = {k: v for k, v in algorithm.get("gigpo", {}).items() if v is not None or not str(k).startswith(ours)}
+        values = {k: v for k, v in algorithm.get("gigpo", {}).items() if v is not None or not str(k).startswith(ours)}
         known = list(settings_of(cls))
-        for key in given:
+        for key in values:
             if key not in (*known, *BIPACE) and str(key).startswith(ours):
                 raise ValueError(f"{WHERE}{key} is not a BiPACE setting; they are {', '.join([*known, *BIPACE])}.")
-        gae = gae_of(given, algorithm["gamma"])
-        if not (given.get("bisim_grouping") or given.get("cacb_enabled") or gae):
-            if given.get("bipace_episode_scope", "step") != "step":
+        gae = gae_of(values, algorithm["gamma"])
+        if not (values.get("bisim_grouping") or values.get("cacb_enabled") or gae):
+            if values.get("bipace_episode_scope", "step") != "step":
                 raise ValueError(
                     f"{WHERE}bipace_episode_scope is read where BiPACE computes the advantages: for GiGPO set "
                     f"{WHERE}bisim_grouping=True and {WHERE}bisim_embedder=identity."
@@ -136,7 +136,7 @@ class Settings:
         hgpo = {**algorithm.get("hgpo", {}), "history_length": env.get("history_length", 2)} if name == "hgpo" else None
         penalised = gae is not None and actor.get("use_invalid_action_penalty", True)
         penalty = float(actor["invalid_action_penalty_coef"]) if penalised else 0.0
-        settings = cls(**{k: v for k, v in given.items() if k in known}, hgpo=hgpo, gae=gae, penalty=penalty)
+        settings = cls(**{k: v for k, v in values.items() if k in known}, hgpo=hgpo, gae=gae, penalty=penalty)
         differing = actor.get("use_invalid_action_penalty", True) or algorithm.get("use_kl_in_reward", False)
         if differing and hgpo is not None and hgpo.get("base_group", False):
             raise ValueError(
@@ -184,8 +184,8 @@ class Settings:
             config = self.gae.config(embedder=find(self.bisim_embedder)[0].name)
             return replace(config, step_weight=self.step_advantage_w, **own)
         if self.bisim_grouping and self.bisim_embedder != "identity":
-            given = chosen if self.chooses_epsilon else self.bisim_eps
-            own |= {"partition": "cosine", "epsilon": find(self.bisim_embedder)[0].epsilon if given is None else given}
+            eps = chosen if self.chooses_epsilon else self.bisim_eps
+            own |= {"partition": "cosine", "epsilon": find(self.bisim_embedder)[0].epsilon if eps is None else eps}
         elif self.enable_similarity:
             # verl-agent compares texts of any length: 2**31 − 1 is the most that the kernel takes.
             own |= {"partition": "similar", "similarity": self.similarity_thresh, "longest_text": 2**31 - 1}
@@ -200,9 +200,9 @@ def keys() -> dict[str, Any]:
     return own | dict.fromkeys(BIPACE)
 
 
-def gae_of(given: Mapping[str, Any], gamma: float) -> Shared | None:
+def gae_of(values: Mapping[str, Any], gamma: float) -> Shared | None:
     """The settings of method gae among verl-agent's keys, named as in the other adapters; None without the method."""
-    own = {name: given[f"bipace_{name}"] for name in OF_GAE if given.get(f"bipace_{name}") is not None}
+    own = {name: values[f"bipace_{name}"] for name in OF_GAE if values.get(f"bipace_{name}") is not None}
     if own.get("method") == "gae" or ":" in str(own.get("method")):
         return Shared.of({"gamma": gamma, **own}, f"{WHERE}bipace_")
     if own:

@@ -12,7 +12,7 @@ from bipace_kernels.integrations import _recorder
 from bipace_kernels.integrations._recorder import Recorder, shown
 from bipace_kernels.integrations._rollout_rows import RolloutRows
 from bipace_kernels.integrations._turns import Turns
-from bipace_kernels.integrations.trl.rollouts import Said
+from bipace_kernels.integrations.trl.rollouts import Reported
 from bipace_kernels.integrations.trl.rows import TrlRows
 from bipace_kernels.integrations.verl.estimator import estimate
 from bipace_kernels.integrations.verl_agent import Settings, attach
@@ -240,10 +240,10 @@ def test_trl(tmp_path, monkeypatch, extras):
 def test_trl_a_last_turn_without_an_action_is_recorded_as_it_trained(tmp_path):
     """With the empty action; an earlier turn without an entry has its text, whose key training used."""
     mask, one = torch.tensor([[1, 0, 1, 0, 1]]), torch.ones(1)
-    said = Said(None, [{}], Turns.of(mask), None)
+    reported = Reported(None, [{}], Turns.of(mask), None)
     rows = TrlRows(
-        mask=mask, scores=one, responses=torch.arange(5)[None], prompts=lambda: [mask[0]], valid=one.bool(), said=said,
-        aside=one.bool(), extra={"observations": None, "actions": [[["go", "on"], [], []]]},
+        mask=mask, scores=one, responses=torch.arange(5)[None], prompts=lambda: [mask[0]], valid=one.bool(),
+        reported=reported, dropped=one.bool(), extra={"observations": None, "actions": [[["go", "on"], [], []]]},
     )  # fmt: skip
     done = rows.texts(Words(), torch.arange(3))[1]
     assert done == ["go\non", Words().batch_decode([[2]], skip_special_tokens=True)[0], ""]

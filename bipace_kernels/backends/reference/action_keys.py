@@ -65,11 +65,11 @@ def hash_token_ids(tokens: Tokens, mode: str, n: int) -> tuple[torch.Tensor, tor
                 return keys, parsed, torch.tensor([at])
     for r, row in enumerate(rows):
         kept = [token for token, counted in zip(row, counts[r], strict=True) if counted]
-        found = None
+        body_key = None
         if mode != "first_n":
-            found = _key_of_bytes(b"".join(data[offsets[v] : offsets[v + 1]] for v in kept), mode)
+            body_key = _key_of_bytes(b"".join(data[offsets[v] : offsets[v + 1]] for v in kept), mode)
         first = struct.pack(f"<{len(kept[:n])}q", *kept[:n])
-        keys[r], parsed[r] = found or (signed(xxh64(first, SEED_FIRST_N)), False)
+        keys[r], parsed[r] = body_key or (signed(xxh64(first, SEED_FIRST_N)), False)
     return keys, parsed, torch.tensor([-1])
 
 
@@ -78,6 +78,6 @@ def hash_texts(texts: Sequence[str], *, mode: str) -> tuple[torch.Tensor, torch.
     parsed = torch.zeros(len(texts), dtype=torch.bool)
     for r, text in enumerate(texts):
         data = text.encode("utf-8", "surrogatepass")
-        found = _key_of_bytes(data, mode)
-        keys[r], parsed[r] = found or (signed(xxh64(data[:TEXT_PREFIX_BYTES], SEED_TEXT_PREFIX)), False)
+        body_key = _key_of_bytes(data, mode)
+        keys[r], parsed[r] = body_key or (signed(xxh64(data[:TEXT_PREFIX_BYTES], SEED_TEXT_PREFIX)), False)
     return keys, parsed

@@ -79,8 +79,8 @@ def centred_rows(records: Records, rows: Tensor, share: str) -> Tensor:
 
 def _usable(x: Floats, begin: int, end: int) -> Ints:
     """The records begin : end that have a row."""
-    found: Ints = begin + np.flatnonzero(~np.isnan(x[begin:end, 0]))
-    return found
+    rows: Ints = begin + np.flatnonzero(~np.isnan(x[begin:end, 0]))
+    return rows
 
 
 def kernel_values(
@@ -142,8 +142,8 @@ def luck(t: Floats, trajectory: Ints, kernel: Kernel) -> Floats:
 def spaced(n: int) -> Ints:
     """Landmarks of a group by itself: evenly spaced in processing order."""
     m = min(n, LANDMARKS)
-    found: Ints = np.arange(m) * n // max(m, 1)
-    return found
+    places: Ints = np.arange(m) * n // max(m, 1)
+    return places
 
 
 def places(landmarks: Tensor | None, part: Ints) -> Ints:
