@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 import tiny_trl as tt
 import torch
+from bipace_kernels.integrations import _states
+from bipace_kernels.integrations._settings import Settings
+from bipace_kernels.integrations._states import States
+from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, rows, trainer as trainer_module
 from datasets import Dataset
 from refusals import refused
 from transformers import HfArgumentParser, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 import bipace_kernels as bk
-from bipace_kernels.integrations import _states
-from bipace_kernels.integrations._settings import Settings
-from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, rows, trainer as trainer_module
 
 SINGLETON = {"on_invalid": "singleton", "duplicates": "once"}
 CONFIGS = {name: getattr(bk.Config, name)(**SINGLETON) for name in ("bipace", "bigpo", "gigpo", "hgpo")}

@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from bipace_kernels.integrations._rollout_rows import RolloutRows, numbered
+from bipace_kernels.integrations.verl import driver_v0
+from bipace_kernels.integrations.verl.engine import labels_of
+from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace
 from marks import slow
 from refusals import refused
 from spawned import spawn
@@ -22,11 +26,6 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.ulysses import set_ulysses_sequence_parallel_group
 from verl.workers.utils.padding import left_right_2_no_padding
 from verl_stand_ins import VOCABULARY, engine, model, run_of
-
-from bipace_kernels.integrations._rollout_rows import RolloutRows, numbered
-from bipace_kernels.integrations.verl import driver_v0
-from bipace_kernels.integrations.verl.engine import labels_of
-from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace
 
 # Row by row: tokens of the prompt, and the response's mask.  Two turns; one; none (truncated); one, behind tool tokens.
 ROWS = [(5, [1, 1, 0, 0, 1]), (3, [1, 1, 1]), (4, [0, 0]), (2, [0, 1, 1, 0, 0, 1, 1])]
