@@ -472,7 +472,8 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
             reason = {"value": i / 4, "returns": i % 2 / 2, "delta": 0.125 - i, "step_term": i - 2.5}
             near = {"bipace_cluster": i, "bipace_neighbours": [(i + 2) % 6], "bipace_kernel": [0.75]}
             own = {f"bipace_{name}": value for name, value in reason.items()} | near | {"bipace_advantage": i - 2.5}
-            action = f"so <action> {row['action']} </action>"
+            call = '<tool_call>\n{"name": "take", "arguments": {"what": "key", "times": 2}}\n</tool_call>'
+            action = f"so {call}" if i == 5 else f"so <action> {row['action']} </action>"
             rows.append(dict(row, reward=row["reward"] * update / 100, action=action) | own)
         paths.append(tmp_path / f"update_{update:08d}.parquet")
         pq.write_table(pa.Table.from_pylist(rows), paths[-1])
@@ -510,11 +511,10 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
     assert "no peers" not in page.inner_text("#timeline") + page.inner_text("#steps tbody")
     assert page.locator("#cluster").is_hidden() and page.locator("#steps thead").inner_text().split()[4] == "V̂"
     assert page.locator("#steps tbody td:nth-child(2)").all_inner_texts()[:2] == ["0.000", "0.250"]
-    peers = "nodes => nodes.map(node => node.classList.contains('peer'))"
-    assert page.eval_on_selector_all("#cells .cell", peers) == [False] * 5 + [True]
+    assert page.locator("#cells .cell").evaluate_all("all => all.map(x => x.matches('.peer'))") == [False] * 5 + [True]
     assert page.inner_text("#reason tbody").split() == ["0.750", "0.500", "−2.875", "+0.500"]
-    assert page.locator("#neighbours tbody tr").all_inner_texts() == ["2 · 1\ttake\t0.000\t0.750"]
-    assert page.text_content("#action").startswith("so <action> ")  # lists show what stands between the tags
+    assert page.locator("#neighbours tbody tr").all_inner_texts() == ["2 · 1\ttake(key, 2)\t0.000\t0.750"]
+    assert page.text_content("#action").startswith("so <action> ")  # lists show calls and what stands between tags
     for width in (360, 1280, 2560):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(200)

@@ -65,10 +65,24 @@ function full(index) {
 }
 const flat = (long) => long.slice(0, 300).replace(/\s+/g, " ").trim();
 const oneLine = (index) => flat(text(index));
-// In cells and lists: what is compared, which may stand between tags at the end of a long response.
+// In cells and lists: what is compared, which may stand between tags at the end of a long response, or its tool calls.
 function actionOf(i) {
   const whole = text(columns.action[i]), tagged = data.action_tag && /<action>(.*?)<\/action>/s.exec(whole);
-  return flat((tagged && tagged[1].trim()) || whole);
+  const calls = [...whole.matchAll(/<tool_call>(.*?)<\/tool_call>/gs)].map(([, body]) => shortCall(body));
+  return flat((tagged && tagged[1].trim()) || calls.join(" ") || whole);
+}
+
+// add(3) for {"name": "add", "arguments": {"number": 3}}; calls in another format stay as they are.
+function shortCall(body) {
+  let call;
+  try {
+    call = JSON.parse(body);
+  } catch {
+    return body.trim();
+  }
+  if (typeof call?.name !== "string" || typeof call.arguments !== "object") return body.trim();
+  const values = Object.values(call.arguments ?? {});
+  return `${call.name}(${values.map((x) => (typeof x === "string" ? x : JSON.stringify(x))).join(", ")})`;
 }
 const place = (i) => `${data.rollouts[columns.rollout[i]].name} · ${columns.step[i]}`;
 const ofGroup = (g) => members.group.get(g) || [];
@@ -258,7 +272,7 @@ function drawTimeline() {
     `mean total reward ${number(group.mean)}, SD ${number(group.std)}. `,
     joined[shown.partition]
       ? `Letters: clusters of two or more steps, ${multiple} here; dashed: no peers, ${alone} here. `
-      : "No two steps share a cluster; outlined: the nearest states of the chosen one, by GAE's kernel. ",
+      : `No two steps share a cluster; outlined: the nearest states of the chosen one, by GAE's kernel${unrecorded()}. `,
     "Colour and number: ",
     make("span", "+ advantage above 0", { className: "above" }), ", ",
     make("span", "− below 0", { className: "below" }), ".",
@@ -696,9 +710,14 @@ function drawNeighbours(i) {
     numeric(columns.returns[k]), numeric(columns.kernel[i][at]),
   ]));
   table.id = "neighbours";
-  const which = "The steps of this prompt group nearest by the kernel. Other prompts count too, through landmarks.";
-  return [...found, make("p", which, { className: "soft" }), table];
+  const which = `The steps of this prompt group nearest by the kernel${unrecorded()}. `;
+  const others = "Other prompts count too, through landmarks.";
+  return [...found, make("p", which + others, { className: "soft" }), table];
 }
+
+// A run with a value of its own, or on several processes, records no neighbours: those shown are not what trained.
+const unrecorded = () => (data.estimators.at(-1).key === "trained" && data.neighbours !== "trained"
+  ? ", computed for this page since the run recorded none" : "");
 
 // ---- updates of a run, or files
 
