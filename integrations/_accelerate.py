@@ -1,6 +1,5 @@
 """What trainers that are built on transformers' Trainer have in common: checkpoints, and columns of all processes."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -37,13 +36,18 @@ class KeepsStates:
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        if checkpoint is not None:
-            path = Path(checkpoint, STATE_FILE)
+        if checkpoint is None:
+            return
+
+        def load() -> dict[str, Any]:
             if self.accelerator.is_main_process:
-                self._bipace.load(path)
-            if self.accelerator.num_processes > 1:  # one answer, where not every machine sees the folder
-                first = Ranks(None).texts(json.dumps(self._bipace.state_dict()))[0]
-                self._bipace.load_state_dict(json.loads(first))
+                self._bipace.load(Path(checkpoint, STATE_FILE))
+            return self._bipace.state_dict()
+
+        if self.accelerator.num_processes == 1:
+            load()
+        else:  # one answer, where not every machine sees the folder, and one error
+            self._bipace.load_state_dict(Ranks(None).agree(load, dict)[1][0])
 
 
 def agreed(

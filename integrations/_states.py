@@ -1,10 +1,12 @@
 """States: the fingerprints of a training run's steps, their embedder, its ε, and the memory."""
 
+import contextlib
 import json
 import logging
 import numbers
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -294,16 +296,18 @@ class States:
         """Loads what save() wrote, if anything.  Of several processes rank 0 does, the others load_state_dict()."""
         if not path.exists():
             return
-        self.load_state_dict(json.loads(path.read_text()))
+        with _naming(path):
+            self.load_state_dict(json.loads(path.read_text()))
         file = path.with_name(MEMORY_FILE)
         if self.memory is None:
             return
-        saved = torch.load(file, map_location="cpu", weights_only=True) if file.exists() else {}
-        kind = {name: saved.get(name) for name in self._kind}
-        if kind == self._kind:
-            self.memory.load_state_dict(saved["memory"])
-            self._remembered = saved.get("used", "")
-        else:
+        with _naming(file):
+            saved = _whole(file) if file.exists() else {}
+            kind = {name: saved.get(name) for name in self._kind}
+            if kind == self._kind:
+                self.memory.load_state_dict(saved["memory"])
+                self._remembered = saved.get("used", "")
+        if kind != self._kind:
             why = f"holds states of {kind}, but this run reads {self._kind}" if saved else "does not exist"
             text = f"{self.where}share=memory begins with an empty memory: {file} {why}."
             warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -323,6 +327,24 @@ class States:
             raise ValueError(f"state must come from state_dict(), but it lacks {', '.join(absent)}: {dict(state)!r}.")
         if {name: state[name] for name in self._kind} == self._kind:
             self.radius.load_state_dict(state)
+
+
+@contextlib.contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Around the loading of a file: its error names it."""
+    try:
+        yield
+    except Exception as error:  # of any kind: a damaged file has many
+        cure = "resume from another checkpoint, or remove it to begin without it"
+        raise ValueError(f"{file} cannot be loaded: {error}; {cure}.") from error
+
+
+def _whole(file: Path) -> Any:
+    """What torch.save() wrote: torch.load() by itself reads numbers of damaged files."""
+    with zipfile.ZipFile(file) as archive:
+        if (damaged := archive.testzip()) is not None:
+            raise ValueError(f"{damaged} in it is damaged")
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def file_of(trainer: Any, *, resumed: bool = False) -> Path:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import json
 import math
 import re
 import warnings
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from bipace_kernels.integrations import _versions
+from bipace_kernels.integrations import _accelerate, _versions
 from bipace_kernels.integrations._replace import replace, replaced
 from bipace_kernels.integrations._rollout_rows import RolloutRows
 from bipace_kernels.integrations._settings import Settings
@@ -334,6 +335,47 @@ def test_a_memory_of_other_states(tmp_path):
     (tmp_path / "bipace_memory.pt").unlink()
     with pytest.warns(RuntimeWarning, match=r"begins with an empty memory: .*bipace_memory\.pt does not exist"):
         lost.load(file)
+
+
+def test_a_damaged_checkpoint_is_refused_by_its_name(tmp_path):
+    """A changed number in the memory too, which torch.load() reads as if nothing had happened."""
+    one, file = states_of(), tmp_path / "bipace.json"
+    one.advantage(RECORDS, list, hidden=torch.full((3, 4), 0.123))
+    one.save(file)
+    own, changed = (np.float32(x).tobytes() for x in (0.123, 0.124))
+    for name, damage, words in (
+        ("bipace_memory.pt", lambda data: data.replace(own, changed, 1), "data/0 in it is damaged"),
+        ("bipace_memory.pt", lambda data: data[: len(data) // 2], "not a zip file"),
+        ("bipace.json", lambda data: data[:-3], "line 1 column"),
+    ):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        path.write_bytes(damage(whole))
+        refused(rf"{name} cannot be loaded: .*{words}.*; resume from another checkpoint", states_of().load, file)
+        path.write_bytes(whole)
+    states_of().load(file)
+
+
+def test_a_checkpoint_that_the_first_process_cannot_load_is_an_error_of_all(monkeypatch):
+    """The others would wait for its answer."""
+
+    class Second(_accelerate.Ranks):
+        rank, size = 1, 2
+
+        def __init__(self, process_group):
+            pass
+
+        def texts(self, mine):
+            return [json.dumps({"failed": ["ValueError", "bipace_memory.pt is damaged"]}), mine]
+
+    class Stock:
+        def _load_optimizer_and_scheduler(self, checkpoint):
+            pass
+
+    trainer = type("Trainer", (_accelerate.KeepsStates, Stock), {})()
+    trainer._bipace, trainer.accelerator = states_of(), SimpleNamespace(is_main_process=False, num_processes=2)
+    monkeypatch.setattr(_accelerate, "Ranks", Second)
+    refused("rank 0: bipace_memory.pt is damaged", trainer._load_optimizer_and_scheduler, "checkpoint-1")
 
 
 def test_a_memory_of_hidden_states_takes_no_n_grams(tmp_path):
