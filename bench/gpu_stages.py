@@ -90,7 +90,7 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     lowest = [1.0 - w.EPSILON - 1e-5]
 
     def look() -> None:
-        rows.look(x.fingerprint, lay.order, kind=kind, scale=scale)
+        rows.read(x.fingerprint, lay.order, kind=kind, scale=scale)
 
     kernels = module(backend, "scan")
     if backend == "cuda":

@@ -71,13 +71,13 @@ def _why_not(compiled: Any, torch: Any) -> str:
     if not torch.cuda.is_available():
         return "torch sees no GPU"
     gpus = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
-    found = {f"sm_{major}{minor}": (major, minor) for major, minor in gpus}
+    present = {f"sm_{major}{minor}": (major, minor) for major, minor in gpus}
     if compiled is None:
-        if max(found.values(), default=(0, 0)) >= OLDEST_GPU:
+        if max(present.values(), default=(0, 0)) >= OLDEST_GPU:
             return ""
-        return f"the GPUs here are {', '.join(found)}, and the kernels need sm_80 or newer"
-    if not any(serves(compiled.built, capability) for capability in found.values()):
-        return f"the GPUs here are {', '.join(found)}, and this build has kernels for {compiled.built}"
+        return f"the GPUs here are {', '.join(present)}, and the kernels need sm_80 or newer"
+    if not any(serves(compiled.built, capability) for capability in present.values()):
+        return f"the GPUs here are {', '.join(present)}, and this build has kernels for {compiled.built}"
     return ""
 
 

@@ -209,9 +209,9 @@ def test_equal_rows(device, dtype, bits):
     there = x.to(device, dtype), order.to(device)
     kind, scale = torch.empty(110, dtype=torch.uint8, device=device), torch.empty(110, device=device)
     row_hash, first = torch.zeros(110, dtype=torch.int64, device=device), torch.empty_like(there[1])
-    rows.look(*there, kind=kind, scale=scale, usable=usable.to(device))
+    rows.read(*there, kind=kind, scale=scale, usable=usable.to(device))
     if bits:
-        rows.look(*there, row_hash=row_hash, hash_bits=bits)
+        rows.read(*there, row_hash=row_hash, hash_bits=bits)
     records = Records(device, n_groups=4, longest_group=70, order=there[1], group_offsets=offsets.to(device))
     equal.first_equal(records, there[0], kind, row_hash, first)
     assert torch.equal(numbering.dense_labels(first).cpu(), expected)

@@ -62,8 +62,8 @@ def _tokens_with_a_tag(table_offsets: torch.Tensor, table_bytes: torch.Tensor) -
             return known[1]
     holds = torch.zeros(table_bytes.numel() + 1, dtype=torch.int32, device=table_bytes.device)
     torch.cumsum(table_bytes == ord("<"), 0, dtype=torch.int32, out=holds[1:])
-    found = holds[table_offsets[1:]] > holds[table_offsets[:-1]]
+    opens = holds[table_offsets[1:]] > holds[table_offsets[:-1]]
     # What a graph captures has no values before it is replayed.
     if counted and not (table_bytes.is_cuda and torch.cuda.is_current_stream_capturing()):
-        _FOUND[table_bytes] = (key, found)
-    return found
+        _FOUND[table_bytes] = (key, opens)
+    return opens

@@ -48,7 +48,7 @@ class Cut:
     rows: int = 1  # of a program
     tile: int = 64  # tokens of a row
     columns: int = 4  # bytes of a token
-    look: int = 128  # bytes of text
+    reach: int = 128  # bytes of text
     capacity: int = 2048  # bytes of a ring
     programs: int = 8192  # at most, each loops over further rows: more than any GPU runs at once; 16 MiB of rings
 
@@ -207,7 +207,7 @@ def _first(condition, k, at, most):
 
 
 @triton.jit
-def _look(
+def _search(
     ring,  # [ROWS] pointers to bytes
     at,  # [ROWS] int64: the text positions at ≤ p < limit are searched, each for the first time
     limit,
@@ -216,14 +216,14 @@ def _look(
     head,  # first byte of the body that is not white space
     tail,  # one past the last such byte, 0 until found
     TAG: tl.constexpr,
-    LOOK: tl.constexpr,
+    REACH: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
     """body, close, head and tail, brought up to date."""
     while tl.max(limit - at) > 0:
-        k = tl.arange(0, LOOK)[None, :]
+        k = tl.arange(0, REACH)[None, :]
         place = (at & (CAPACITY - 1)).to(tl.int32)[:, None] + k
-        here = k < _within(limit, at, LOOK)
+        here = k < _within(limit, at, REACH)
         byte = tl.load(ring[:, None] + (place & (CAPACITY - 1)), mask=here, other=0x20)
         tag = here & (byte == LESS_THAN)
         if TAG and tl.max(tag.to(tl.int32)) > 0:  # most of a text has none
@@ -232,15 +232,15 @@ def _look(
             for i in tl.static_range(NAME_SIZE):
                 letter = tl.load(ring[:, None] + ((name + i) & (CAPACITY - 1)), mask=tag, other=0)
                 tag &= letter == ((NAME >> (8 * i)) & 0xFF)
-            body = tl.minimum(body, _first(tag & ~slash, k, at, LOOK) + OPEN_SIZE)
-            close = tl.minimum(close, _first(tag & slash & (k >= _within(body, at, LOOK)), k, at, LOOK))
+            body = tl.minimum(body, _first(tag & ~slash, k, at, REACH) + OPEN_SIZE)
+            close = tl.minimum(close, _first(tag & slash & (k >= _within(body, at, REACH)), k, at, REACH))
         if tl.min(body) < NOWHERE:
             blank = (byte == BLANK) | ((byte >= 0x09) & (byte <= 0x0D))
-            solid = here & ~blank & (k >= _within(body, at, LOOK)) & (k < _within(close, at, LOOK))
-            head = tl.minimum(head, _first(solid, k, at, LOOK))
+            solid = here & ~blank & (k >= _within(body, at, REACH)) & (k < _within(close, at, REACH))
+            head = tl.minimum(head, _first(solid, k, at, REACH))
             last = tl.max(tl.where(solid, k + 1, 0), 1)
             tail = tl.where(last > 0, at + last, tail)
-        at += LOOK
+        at += REACH
     return body, close, head, tail
 
 
@@ -254,12 +254,12 @@ def _find(
     TAG: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
-    LOOK: tl.constexpr,
+    REACH: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
     """The body's text [head, tail) without white space at its ends, and a tile that starts at or before it.
 
-    Returns found [ROWS] bool, head, tail (equal where it is empty), and the tile's column and text position.
+    Returns is_parsed [ROWS] bool, head, tail (equal where it is empty), and the tile's column and text position.
     """
     zero = tl.zeros_like(size)
     nowhere = zero + NOWHERE
@@ -281,7 +281,7 @@ def _find(
             tl.debug_barrier()
             # A tag is only searched where it would be complete: the last eight bytes wait for the next round.
             limit = position + high - (CLOSE_SIZE - 1) if TAG else position + high
-            body, close, head, tail = _look(ring, looked, limit, body, close, head, tail, TAG, LOOK, CAPACITY)
+            body, close, head, tail = _search(ring, looked, limit, body, close, head, tail, TAG, REACH, CAPACITY)
             looked = tl.maximum(looked, limit)
             tl.debug_barrier()
             low = high
@@ -290,9 +290,9 @@ def _find(
         body_position = tl.where(here, position, body_position)
         position += stop
         column += TILE
-    found = close < NOWHERE if TAG else tail > 0
-    solid = found & (tail > 0)
-    return found, tl.where(solid, head, 0), tl.where(solid, tail, 0), body_column, body_position
+    is_parsed = close < NOWHERE if TAG else tail > 0
+    solid = is_parsed & (tail > 0)
+    return is_parsed, tl.where(solid, head, 0), tl.where(solid, tail, 0), body_column, body_position
 
 
 @triton.jit
@@ -386,7 +386,7 @@ def key_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
-    LOOK: tl.constexpr,
+    REACH: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
@@ -408,7 +408,7 @@ def key_kernel(
                 valid_row = valid + row * valid_row_stride
         tokens = (id_row, valid_row, id_column_stride, valid_column_stride)
 
-        found = row < 0
+        is_parsed = row < 0
         key = tl.zeros_like(row).to(tl.uint64)
         if MODE != FIRST_N:
             bad = tl.zeros_like(row) + NOWHERE  # lowest column of an id outside the table
@@ -423,19 +423,19 @@ def key_kernel(
                 tl.atomic_min(outside.to(tl.pointer_type(tl.uint64)), lowest.to(tl.uint64), sem="relaxed")
 
             sound = tl.where(bad < NOWHERE, 0, size)
-            found, head, tail, column, position = _find(
-                tokens, sound, table_offsets, table_bytes, ring, MODE == ACTION_TAG, TILE, COLUMNS, LOOK, CAPACITY
+            is_parsed, head, tail, column, position = _find(
+                tokens, sound, table_offsets, table_bytes, ring, MODE == ACTION_TAG, TILE, COLUMNS, REACH, CAPACITY
             )
             key = _hash_text(
                 tokens, sound, table_offsets, table_bytes, ring, head, tail, column, position,
                 SEED_ACTION_TAG if MODE == ACTION_TAG else SEED_TEXT, ROWS, TILE, COLUMNS, CAPACITY,
             )  # fmt: skip
         # Text of only white space has the key of zero bytes, and is not parsed.
-        by_ids = bad < NOWHERE if MODE == TEXT else ~found
+        by_ids = bad < NOWHERE if MODE == TEXT else ~is_parsed
         first = _hash_first_ids(tokens, tl.where(by_ids, size, 0), n, ring, ROWS, TILE, CAPACITY)
         key = tl.where(by_ids, first, key)
         tl.store(keys + row, key.to(tl.int64, bitcast=True), mask=is_row)
-        tl.store(parsed + row, found, mask=is_row)
+        tl.store(parsed + row, is_parsed, mask=is_row)
 
 
 def hash_token_ids(
@@ -462,7 +462,7 @@ def hash_token_ids(
             ids, valid, row_offsets, table_offsets, table_bytes, rings, keys, parsed, outside, n_rows,
             0 if flat else ids.shape[1], longest_row, tokens.vocabulary, n,
             0 if flat else ids.stride(0), ids.stride(-1), 0 if flat else mask.stride(0), mask.stride(-1),
-            MODE=_MODES[mode], ROWS=cut.rows, TILE=cut.tile, COLUMNS=cut.columns, LOOK=cut.look,
+            MODE=_MODES[mode], ROWS=cut.rows, TILE=cut.tile, COLUMNS=cut.columns, REACH=cut.reach,
             CAPACITY=cut.capacity, **_OPTIONS,
         )  # fmt: skip
     return keys, parsed, outside

@@ -40,7 +40,7 @@ CUT = Cut()
 
 def scan_rows(records: Records, fingerprint: Tensor) -> Tensor:
     state = torch.empty(records.n_records, dtype=torch.uint8, device=records.device)
-    rows.look(fingerprint, records.order, state=state)
+    rows.read(fingerprint, records.order, state=state)
     return state
 
 
@@ -77,7 +77,7 @@ def sweep_with(decide: Decide, records: Records, fingerprint: Tensor, epsilons: 
     kind = torch.empty(n, dtype=torch.uint8, device=device)
     scale = torch.empty(n, dtype=torch.float32, device=device)
     row_hash = torch.empty(n, dtype=torch.int64, device=device) if zero else None
-    rows.look(
+    rows.read(
         fingerprint, records.order, state=records.state, kind=kind, scale=scale, row_hash=row_hash,
         usable=records.usable, taken=records.taken,
     )  # fmt: skip

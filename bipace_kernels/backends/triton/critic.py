@@ -211,7 +211,7 @@ class _Kernel:
 
         landmarks   C = U Uᵀ + D, U = K_im L⁻ᵀ, L Lᵀ = K_mm + 10⁻³ I, with a block-diagonal D; None: C = D
         """
-        found, products = [], []
+        pieces, products = [], []
         if landmarks is not None:
             factor = torch.linalg.cholesky_ex(self.covariance(landmarks[None], landmarks[None], JITTER)[0]).L
         at_once = max(1, ROOM // (index.shape[1] * max(index.shape[1], LANDMARKS)))
@@ -224,8 +224,8 @@ class _Kernel:
             x = _solved(matrix, right)
             if landmarks is not None:
                 products.append((u.mT @ x).sum(0))
-            found.append(self.kernel.noise * x if noise is None else noise @ x)
-        solved = _joined(found)
+            pieces.append(self.kernel.noise * x if noise is None else noise @ x)
+        solved = _joined(pieces)
         if landmarks is not None:
             inner = sum(products[1:], start=products[0])
             inner.diagonal().add_(1.0)
@@ -296,7 +296,7 @@ def _cluster_values(
     mean = tl.where(least == most, least.to(tl.float64), mean)  # exactly
     i = begin + tl.program_id(1) * TILE + tl.arange(0, TILE)
     live = _live(taken, i, end)
-    found = tl.zeros((TILE,), tl.float64) + mean
+    estimate = tl.zeros((TILE,), tl.float64) + mean
     if labels is not None:
         own = tl.load(labels + i, mask=live, other=-1)
         total = tl.zeros((TILE,), tl.float64)
@@ -308,8 +308,8 @@ def _cluster_values(
             difference = tl.load(returns + j, mask=other, other=0.0).to(tl.float64) - mean
             total += tl.sum(tl.where(same, difference[None, :], 0.0), axis=1)
             size += tl.sum(same.to(tl.float64), axis=1)
-        found += tl.where(live, total / tl.where(live, size + shrinkage, 1.0), 0.0)
-    tl.store(value + i, tl.where(live, found, 0.0), mask=i < end)
+        estimate += tl.where(live, total / tl.where(live, size + shrinkage, 1.0), 0.0)
+    tl.store(value + i, tl.where(live, estimate, 0.0), mask=i < end)
 
 
 @triton.jit
@@ -555,20 +555,20 @@ def _covariance(
     closeness = rate + steps * steps * 0.5
     itself = at_i[:, None] == at_j[None, :]
     cosine = tl.where(itself, 1.0, _cosine(rows, at_i, at_j, dim, TILE))
-    found = tl.exp(cosine * rate - closeness) + same
+    entry = tl.exp(cosine * rate - closeness) + same
     if inside is not None:
         cosine = tl.where(itself, 1.0, _cosine(inside, at_i, at_j, dim, TILE))
-        found += weight * tl.exp(cosine * rate - closeness)
+        entry += weight * tl.exp(cosine * rate - closeness)
     if key is not None:
         equal = tl.load(key + at_i, mask=live_i, other=0)[:, None] == tl.load(key + at_j, mask=live_j, other=0)[None, :]
         if parsed is not None:
             equal &= (tl.load(parsed + at_i, mask=live_i, other=0) != 0)[:, None]
             equal &= (tl.load(parsed + at_j, mask=live_j, other=0) != 0)[None, :]
-        found = tl.where(equal | itself, found, 0.0)
-    found = tl.where(live_i[:, None] & live_j[None, :], found, 0.0)
+        entry = tl.where(equal | itself, entry, 0.0)
+    entry = tl.where(live_i[:, None] & live_j[None, :], entry, 0.0)
     if trajectory is not None:
         diagonal = tl.load(noise + at, mask=mask, other=0.0)  # read again: it would take too many registers until here
-    tl.store(out + at, found + diagonal, mask=mask)
+    tl.store(out + at, entry + diagonal, mask=mask)
 
 
 @triton.jit
@@ -695,12 +695,12 @@ def _scaled(
     g = tl.program_id(0).to(tl.int64)
     begin, end = _group(group_offsets, g)
     at = begin + tl.program_id(1) * TILE + tl.arange(0, TILE)
-    found = tl.load(advantage + at, mask=_live(taken, at, end), other=0.0)
+    scaled = tl.load(advantage + at, mask=_live(taken, at, end), other=0.0)
     if sums is not None:
         of = sums + g * stride
         size = tl.sqrt(tl.load(of) / tl.maximum(tl.load(of + row_stride), 1.0))
         largest = tl.load(of + 2 * row_stride)
         counts = (largest > 0.0) & (size > tiny * largest)
-        found *= tl.where(counts, 1.0 / tl.where(counts, size, 1.0), 0.0)
-    found = tl.minimum(tl.maximum(found, -_FLOAT32_MAX), _FLOAT32_MAX)
-    tl.store(out + at, found.to(tl.float32), mask=at < end)
+        scaled *= tl.where(counts, 1.0 / tl.where(counts, size, 1.0), 0.0)
+    scaled = tl.minimum(tl.maximum(scaled, -_FLOAT32_MAX), _FLOAT32_MAX)
+    tl.store(out + at, scaled.to(tl.float32), mask=at < end)

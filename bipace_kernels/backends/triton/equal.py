@@ -57,7 +57,7 @@ def _first_equal(
     what = tl.load(kind + begin + i, mask=inside, other=2)
     own = tl.load(row_hash + begin + i, mask=inside, other=0)
     row = x + (tl.load(order + begin + i, mask=inside, other=0) * row_stride)[:, None]
-    found = i  # the first equal record; i itself if there is none yet
+    earliest = i  # the first equal record; i itself if there is none yet
     seen = tl.full((RECORDS,), -1, tl.int64)  # records up to this one are known to differ
     searching = (inside & (what == 0)).to(tl.int32)
     while tl.max(searching, axis=0) > 0:
@@ -73,10 +73,10 @@ def _first_equal(
             theirs = tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
             differ |= (mine != theirs).to(tl.int32)
         equal = tl.max(differ, axis=1) == 0
-        found = tl.where((searching != 0) & equal, candidate, found)
+        earliest = tl.where((searching != 0) & equal, candidate, earliest)
         searching = tl.where(equal, 0, searching)
         seen = candidate
-    tl.store(first + begin + i, tl.where(what == 2, -1, begin + found), mask=inside)
+    tl.store(first + begin + i, tl.where(what == 2, -1, begin + earliest), mask=inside)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ ROWS = 4
 _OPTIONS = {"ROWS": ROWS, "COLUMNS": 1024, "num_warps": 8, "enable_fp_fusion": False}
 
 
-def look(
+def read(
     fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
     order: Tensor,  # [M] int64
     *,
@@ -35,11 +35,11 @@ def look(
         tensors = (fingerprint, order, state, kind, scale, row_hash, usable, taken)
         sizes = (n, fingerprint.shape[1], *fingerprint.stride())
         bits = (INFINITY[fingerprint.dtype], MANTISSA[fingerprint.dtype], hash_bits)
-        _look[(ceil_div(n, ROWS),)](*tensors, *sizes, *bits, **_OPTIONS)
+        _read[(ceil_div(n, ROWS),)](*tensors, *sizes, *bits, **_OPTIONS)
 
 
 @triton.jit(do_not_specialize=["n"])
-def _look(
+def _read(
     x,  # [N, D]
     order,  # [M] int64
     state,  # [M] uint8, written; None, as for the next five: nothing is
@@ -72,17 +72,17 @@ def _look(
         if row_hash is not None:
             mixed += _mix(tl.where(magnitude == 0, 0, _bits(value)), e)
     largest = tl.max(most, axis=1)
-    found = tl.where(largest >= INFINITY, 1, tl.where(largest == 0, 2, 0))
+    condition = tl.where(largest >= INFINITY, 1, tl.where(largest == 0, 2, 0))
     if state is not None:
-        tl.store(state + i, found.to(tl.uint8), mask=inside)
+        tl.store(state + i, condition.to(tl.uint8), mask=inside)
     if kind is not None:
-        what = (found != 0).to(tl.int32)
+        what = (condition != 0).to(tl.int32)
         if usable is not None:
             what = tl.where(tl.load(usable + i, mask=inside, other=0) == 0, 1, what)
         if taken is not None:
             what = tl.where(tl.load(taken + i, mask=inside, other=0) == 0, 2, what)
         tl.store(kind + i, what.to(tl.uint8), mask=inside)
-        tl.store(scale + i, tl.where(found == 0, _scale(largest, INFINITY, MANTISSA), 1.0), mask=inside)
+        tl.store(scale + i, tl.where(condition == 0, _scale(largest, INFINITY, MANTISSA), 1.0), mask=inside)
     if row_hash is not None:
         total = tl.sum(mixed, axis=1)  # integers: the order of summation does not matter
         total = total ^ (total >> 31)
