@@ -429,7 +429,7 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     # Filters of groups, empty lists, and the list of steps of what is left.
     names = page.locator("#groups tbody td:first-child")
     assert names.all_inner_texts() == ["No prompt group matches the filters."]
-    page.fill("#find-group", "")
+    page.fill("#find-group", GOLDEN[0]["observation"])  # of both groups
     page.check("#only-spread")
     assert names.all_inner_texts() == ["key"]
     page.uncheck("#only-spread")

@@ -196,7 +196,8 @@ const turned = (sort, at, up) => [at, sort[0] === at ? -sort[1] : up ? 1 : -1];
 // ---- prompt groups
 
 const GROUPS = [
-  { name: "task", title: "the prompt, by its task id", value: (g) => data.groups[g].task, cls: "text" },
+  { name: "task", title: "the prompt, by its task id; hover over one for its text",
+    value: (g) => data.groups[g].task, cls: "text" },
   { name: "rollouts", title: "number of rollouts", value: (g) => data.groups[g].rollouts, cls: "number",
     write: String },
   { name: "success", title: "share of rollouts that succeeded", value: (g) => data.groups[g].success, cls: "number",
@@ -212,6 +213,8 @@ function meanSize(g) {
   return ofGroup(g).reduce((sum, i) => sum + Math.abs(columns.advantage[shown.estimator][i]), 0) / ofGroup(g).length;
 }
 
+// The first observation: a recorded run has only numbers as task ids.
+const promptOf = (g) => text(columns.observation[ofGroup(g)[0]]);
 const OUTCOMES = { "": () => true, all: (x) => x === 1, some: (x) => x > 0 && x < 1, none: (x) => x === 0 };
 
 function wantedGroups() {
@@ -220,7 +223,7 @@ function wantedGroups() {
     const group = data.groups[g];
     return (file === "" || group.file === Number(file)) && fits(group.success)
       && (group.std > 0 || !$("#only-spread").checked)
-      && `${group.task} ${data.files[group.file]}`.toLowerCase().includes(needle);
+      && `${group.task} ${data.files[group.file]} ${promptOf(g)}`.toLowerCase().includes(needle);
   });
 }
 
@@ -233,7 +236,7 @@ function drawGroups() {
       const found = column.value(g);
       if (column.cls !== "text") return cell((column.write || number)(found), "number");
       const file = several ? make("span", ` ${fileName(data.groups[g].file)}`, { className: "soft" }) : null;
-      return make("td", [found, file], { className: "text", title: found });
+      return make("td", [found, file], { className: "text", title: `${found}: ${promptOf(g).trim().slice(-300)}` });
     }),
   })), shown.groupSort, (column) => { shown.groupSort = turned(shown.groupSort, column, column === 0); drawGroups(); },
     chooseGroup, "No prompt group matches the filters.");
