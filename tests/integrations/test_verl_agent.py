@@ -265,22 +265,15 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, 
     assert not [key for key in set(batch.batch.keys()) if "bipace" in key]
 
 
-def test_a_method_of_one_s_own_is_the_configuration_that_it_names(ready, tokenizer, tmp_path):
-    code = "import bipace_kernels as bk\nMINE = bk.Config.gigpo(step_weight=3.0, episode_weight=0.0)\n"
-    (tmp_path / "mine.py").write_text(code)
-    settings = settings_of(config_of(tmp_path, f"algorithm.gigpo.bipace_method='{tmp_path}/mine.py:MINE'"))
-    assert settings.config().step_weight == 3.0
-    batch, states = ready(7, settings), settings.states()
-    assert write_advantages(batch, settings, tokenizer, states)["bipace/method/mine.py:MINE"] == 1.0
-    assert states.state_dict()["method"] == f"{tmp_path}/mine.py:MINE"  # of checkpoints
-
-
-@pytest.mark.parametrize("made", ["gigpo()", "hgpo(base_group=True)", "gae('cluster', episode_weight=0.5)"])
+@pytest.mark.parametrize(
+    "made", ["gigpo(step_weight=3.0)", "hgpo(base_group=True)", "gae('cluster', episode_weight=0.5)"]
+)
 def test_a_method_of_one_s_own_gives_its_advantages_where_rows_have_their_trajectory_s_score(ready, tmp_path, made):
     """Its episode term is over trajectories, and HGPO's result is the whole."""
     (tmp_path / "mine.py").write_text(f"import bipace_kernels as bk\nMINE = bk.Config.{made}\n")
     method = f"algorithm.gigpo.bipace_method='{tmp_path}/mine.py:MINE'"
     settings = settings_of(config_of(tmp_path, method, "actor_rollout_ref.actor.use_invalid_action_penalty=False"))
+    assert settings.config().step_weight == (3.0 if "step_weight" in made else 1.0)
     batch = ready(11, settings, penalty=0.0, copies=5)
     first, fields = originals(batch), batch.non_tensor_batch
     group, trajectory, step = batch.batch[IDS][first].unbind(1)
@@ -289,8 +282,9 @@ def test_a_method_of_one_s_own_gives_its_advantages_where_rows_have_their_trajec
         episode_return=batch.batch["token_level_rewards"].sum(-1)[first],
         observation=[fields["anchor_obs"][i] for i in first], config=replace(settings.config(), on_invalid="raise"),
     )  # fmt: skip
-    want = to_rows(batch, first, wanted.advantage)
-    write_advantages(batch, settings)
+    want, states = to_rows(batch, first, wanted.advantage), settings.states()
+    assert write_advantages(batch, settings, states=states)["bipace/method/mine.py:MINE"] == 1.0
+    assert states.state_dict()["method"] == f"{tmp_path}/mine.py:MINE"  # of checkpoints
     torch.testing.assert_close(batch.batch["advantages"], want, atol=2e-6, rtol=2e-6)
 
 
