@@ -41,7 +41,7 @@ settings.load_profile(os.environ.get("BIPACE_HYPOTHESIS", "default"))
 _MISSING = [name for name in ("trl", "verl") if importlib.util.find_spec(name) is None]
 _NO_PROGRAM = [name for name in ("typer", "rich", "pyarrow") if importlib.util.find_spec(name) is None]
 collect_ignore_glob = ["integrations"] * bool(_MISSING)
-collect_ignore_glob += ["cli", "clusters/test_epsilon.py", "packaging/test_optional_packages.py"] * bool(_NO_PROGRAM)
+collect_ignore_glob += ["cli", "packaging/test_optional_packages.py"] * bool(_NO_PROGRAM)
 
 
 # Files of stages that CUDA leaves to Triton: its run tests them.
@@ -50,7 +50,7 @@ OF_TRITON = [f"test_device_{name}.py" for name in ONLY_TRITON]
 
 
 def pytest_report_header():
-    left_out = (("tests/integrations", _MISSING), ("tests of the command line and of ε", _NO_PROGRAM))
+    left_out = (("tests/integrations", _MISSING), ("tests of the command line", _NO_PROGRAM))
     lines = [f"{what} are left out: no {' and no '.join(missing)} here" for what, missing in left_out if missing]
     return lines + [f"left out, as CUDA leaves these stages to Triton: {', '.join(OF_TRITON)}"] * (BACKEND == "cuda")
 

@@ -144,10 +144,6 @@ def test_on_a_device_nothing_is_read(stand_ins, epsilon):
             bk.action_clusters(vectors, epsilon=epsilon, layout=lay, backend="triton", check="now")
 
 
-def test_no_records(backend):
-    assert bk.action_clusters(torch.zeros(0, 3), [], backend=backend).shape == (0,)
-
-
 def test_errors_name_the_argument():
     for change, error, text in (
         ({"action_fingerprint": None}, ValueError, "action_fingerprint is missing; .* embeddings of the actions"),

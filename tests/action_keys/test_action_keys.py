@@ -278,7 +278,7 @@ def test_text_in_tokens_of_any_length_equals_the_reference(texts, mode, seed):
 
 @settings(max_examples=300, deadline=None)
 @given(TEXT.filter(lambda text: "\ud800" not in text), st.sampled_from(["byte_level", "llama", "gemma"]))
-def test_text_and_ids_agree_wherever_a_row_parses(text, name):
+def test_text_ids_and_a_regular_expression_agree_wherever_a_row_parses(text, name):
     tokenizer = trained_tokenizers.all_tokenizers()[name]
     table = TABLES.setdefault(name, bk.token_bytes(tokenizer))
     ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -288,44 +288,10 @@ def test_text_and_ids_agree_wherever_a_row_parses(text, name):
         id_keys, id_parsed = keys_of([ids], mode=mode, token_bytes=table)
         assert parsed == id_parsed
         assert keys == id_keys or not parsed[0]
-
-
-@pytest.mark.parametrize("name", ["byte_level", "llama", "gemma"])
-def test_batch_decode_and_regex_find_the_same_actions(name):
-    transformers = pytest.importorskip("transformers")
-    backend = trained_tokenizers.all_tokenizers()[name]
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
-    texts = [
-        *trained_tokenizers.corpus()[:100],
-        "<action>search[汉字 😀 Ünïcode]</action>",
-        "👩‍👩‍👧<action>\nTAKE the 👩‍👩‍👧\n</action>",
-        "no action",
-        "<action>cut off",
-    ]
-    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    width = max(map(len, encoded))
-    ids = torch.full((len(texts), width), -100)
-    mask = torch.zeros(len(texts), width, dtype=torch.bool)
-    for i, row in enumerate(encoded):  # padded on the left and on the right by turns
-        where = slice(0, len(row)) if i % 2 else slice(width - len(row), width)
-        ids[i, where] = torch.tensor(row)
-        mask[i, where] = True
-    keys, parsed = keys_of(ids, mask=mask, token_bytes=bk.token_bytes(tokenizer))
-    decoded = tokenizer.batch_decode(encoded, skip_special_tokens=True)
-    for i, text in enumerate(decoded):
-        match = re.search(r"<action>(.*?)</action>", text, re.DOTALL)
-        assert parsed[i] == (match is not None)
-        if match:
-            assert keys[i] == key(match[1].encode().strip().lower(), 2)
-
-
-def test_special_tokens_inside_an_action_leave_no_trace():
-    tokenizer = trained_tokenizers.byte_level()
-    end = tokenizer.token_to_id("<|endoftext|>")
-    ids = tokenizer.encode("<action>go east</action>").ids
-    spread = [v for token in ids for v in (token, end)]
-    table = bk.token_bytes(tokenizer)
-    assert keys_of([spread], token_bytes=table) == keys_of(["<action>go east</action>"])
+    action = re.search(r"<action>(.*?)</action>", decoded, re.DOTALL)
+    keys, parsed = keys_of([ids], token_bytes=table)
+    assert parsed == [action is not None]
+    assert action is None or keys == [key(action[1].encode().strip().lower(), 2)]
 
 
 def test_strings_keep_no_utf8_copy():

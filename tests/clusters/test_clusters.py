@@ -134,17 +134,6 @@ def test_a_centroid_that_moves_by_less_than_a_rounding():
             assert int(labels[-1]) == (0 if offset > 0 else 1) and not labels[:-1].any()
 
 
-def test_repeated_rows_and_constant_rows():
-    """Equal rows share a cosine of 1 and constant rows are where rounding is most one-sided."""
-    rng = np.random.default_rng(0)
-    repeated = rng.standard_normal((9, 500))[rng.integers(0, 9, 200)]
-    constant = np.outer(rng.uniform(0.1, 10, 60), np.ones(3584))
-    constant[::2, ::2] *= 1.7
-    for rows, epsilon in ((repeated, 1e-4), (constant, 0.01)):
-        x = torch.from_numpy(rows.astype(np.float32))
-        check_partition(x, [len(x)], epsilon, cosine(x, epsilon=epsilon))
-
-
 @pytest.mark.parametrize("windows", [False, True])
 def test_products_that_end_early(windows, isa):
     """D and clusters enough for products to be given up halfway; joins then lift some of them to where they decide.

@@ -8,14 +8,11 @@ import pytest
 import torch
 from batches import spread_out
 from hypothesis import given, strategies as st
-from paths import ROOT
 from refusals import refused
 
 import bipace_kernels as bk
-from bipace_kernels.cli import rollouts, states
 from bipace_kernels.clustering import epsilon as _epsilon
 
-SAMPLE = ROOT / "examples/data/webshop_llm.jsonl.gz"
 EPSILONS = [0.1, 0.0, 0.35, 1.0]
 
 
@@ -128,16 +125,6 @@ def test_the_search_is_the_papers(seed, probes):
         assert (choice.epsilon, choice.probes) == want
         inside = band[0] <= choice.probes[-1][1] <= band[1]
         assert ("inside the band" if inside else "no probe is inside") in choice.reason
-
-
-def test_the_walk_on_recorded_rollouts():
-    records = rollouts.read([str(SAMPLE)])
-    x = bk.embedders.Ngram().embed(states.texts(records))
-    lay = bk.layout(records.group, records.trajectory, np.array(records.step))
-    for band, lengths in (((4, 8), {6}), ((1, 2), {1, 2, 3, 4, 5}), ((20, 30), {2, 3, 4, 5, 6})):
-        choice = bk.choose_epsilon(x, layout=lay, band=band)
-        assert (choice.epsilon, choice.probes) == probe_by_probe(x, *band, layout=lay)
-        assert len(choice.probes) in lengths
 
 
 def test_clusters_on_a_device_without_reading_a_tensor(stand_ins, monkeypatch):

@@ -381,16 +381,6 @@ def test_a_captured_graph_replays_on_other_values(name, copies, real):
 
 
 @pytest.mark.gpu
-def test_a_layout_on_the_host_cannot_be_captured():
-    given, call = on_gpu("bipace")
-    fresh = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
-    few = {name: value[:N] for name, value in given.items()}
-    with pytest.raises(ValueError, match=r"call \.on\(device\)"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        bk.advantage(layout=fresh, config=CONFIGS["bipace"], backend=BACKEND, **few)
-    call(given)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize(("name", "copies"), [("bipace", True), ("bipace", False), ("hgpo", True)])
 def test_runs_on_the_current_stream(name, copies):
     """Values that arrive late on a stream of the caller's are seen; nothing runs on another stream before them."""
@@ -446,32 +436,21 @@ def test_compiled_on_a_gpu(name):
     assert same_bits(captured, want)
 
 
-def discounted(records):
-    """R − mean of the prompt group."""
-    sizes = records.group_offsets.diff()
-    group = torch.repeat_interleave(torch.arange(sizes.numel(), device=sizes.device), sizes)
-    total = torch.zeros(sizes.numel(), dtype=torch.float64, device=sizes.device)
-    total.index_add_(0, group, records.returns.double())
-    return (records.returns.double() - (total / sizes)[group]).float()
-
-
-def test_a_function_gets_tensors_of_the_device(device):
-    config = bk.Config(estimator=discounted, on_invalid="singleton", partition="exact")
-    given = BATCH.arguments(rewards=bad_values("spoilt")["rewards"], observation=np.arange(N) % 4, fingerprint=None)
-    want = bk.advantage(config=config, backend="cpu", **given)
-    there = {name: torch.as_tensor(value).to(device) for name, value in given.items() if value is not None}
-    got = bk.advantage(config=config, backend=BACKEND, **there)
-    assert got.advantage.device.type == device.type
-    assert torch.allclose(got.step_advantage.cpu(), want.step_advantage, atol=2e-6)
-    assert torch.equal(got.cluster.cpu(), want.cluster) and torch.equal(got.branch.cpu(), want.branch)
-
-
-def test_the_example_of_the_docs(device):
-    """docs/estimator.md, 4.1: the same function on tensors of the device."""
+def test_the_example_of_the_docs_gets_tensors_of_the_device(device):
+    """docs/estimator.md, 4.1."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/estimator.md").read_text(), re.DOTALL)
     page = {"__name__": "page"}
     exec(compile(code, "docs/estimator.md", "exec"), page)
-    ids = [torch.tensor(values, device=device) for values in ([0, 0, 0, 0], [0, 0, 1, 1])]
-    rewards, observation = torch.tensor([0.0, 1.0, 0.0, 0.0], device=device), torch.tensor([7, 8, 7, 8], device=device)
-    result = bk.advantage(*ids, rewards, observation=observation, config=page["config"], backend=BACKEND)
-    assert result.step_advantage.tolist() == [0.5, 1.0, 0.0, 0.0]
+
+    def estimator(records):
+        devices.update(field.device.type for field in vars(records).values() if isinstance(field, torch.Tensor))
+        return page["against_median"](records)
+
+    devices, config = set(), replace(page["config"], estimator=estimator, on_invalid="singleton")
+    given = BATCH.arguments(rewards=bad_values("spoilt")["rewards"], observation=np.arange(N) % 4, fingerprint=None)
+    want = bk.advantage(config=replace(config, estimator=page["against_median"]), backend="cpu", **given)
+    there = {name: torch.as_tensor(value).to(device) for name, value in given.items() if value is not None}
+    got = bk.advantage(config=config, backend=BACKEND, **there)
+    assert devices == {got.advantage.device.type} == {device.type}
+    assert torch.allclose(got.step_advantage.cpu(), want.step_advantage, atol=2e-6)
+    assert torch.equal(got.cluster.cpu(), want.cluster) and torch.equal(got.branch.cpu(), want.branch)
