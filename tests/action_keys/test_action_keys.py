@@ -130,12 +130,6 @@ def test_mask_with_holes(backend, dtype):
         assert keys_of(ids, mask=mask.to(torch.int64) * -256, token_bytes=TABLE, backend=backend)[1] == [True]
 
 
-def test_masked_out_row_has_the_key_of_no_tokens(backend):
-    ids, mask = torch.full((2, 4), -100), torch.zeros(2, 4, dtype=torch.bool)
-    assert keys_of(ids, mask=mask, token_bytes=TABLE, backend=backend) == ([key(b"", 1)] * 2, [False] * 2)
-    assert keys_of(ids, mask=mask, mode="text", token_bytes=TABLE, backend=backend) == ([key(b"", 4)] * 2, [False] * 2)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_every_kind_of_ids_gives_the_same_keys(backend, mode):
     options = {"mode": mode, "token_bytes": TABLE, "backend": backend}

@@ -280,12 +280,6 @@ def test_any_strides_and_order(device, dtype):
         assert torch.equal(device_sweep(device, strided, [20, 25], [0.0, 0.1], order=order), plain)
 
 
-def test_one_row_many_times(device):
-    """An expanded row has a stride of 0."""
-    x = mixture(14, 1, 33, 1).expand(70, 33)
-    assert device_sweep(device, x.to(device), [30, 40], [0.0, 0.1]).tolist() == [[0] * 30 + [1] * 40] * 2
-
-
 @pytest.mark.skipif(ON_CPU, reason="a CPU has no device to wait for")
 def test_never_waits_for_the_device():
     device = torch.device("cuda")

@@ -50,7 +50,6 @@ def every_embedder():
 def test_all_of_them_fit_the_protocol_and_the_estimator(case):
     embedder, states = every_embedder()[case]
     assert isinstance(embedder, Embedder) and isinstance(embedder.name, str)
-    assert case != 1 or torch.equal(embedder.embed([b"\xff", "a"]), bk.ngram_fingerprint([b"\xff", "a"], dim=64))
     rows = embedder.embed(states)
     assert rows.ndim == 2 and rows.shape[0] == 7
     assert rows.dtype in (torch.float32, torch.bfloat16, torch.float16)

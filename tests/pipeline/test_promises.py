@@ -143,39 +143,6 @@ assert dict(os.environ) == environment
     )  # fmt: skip
 
 
-PROLOGUE = """
-import os, signal, threading, time, warnings
-warnings.simplefilter("ignore")
-import torch
-import bipace_kernels as bk
-from batches import CONFIGS, make_batch
-batch = make_batch(2, groups=8)
-
-def bits(threads):
-    r = bk.advantage(config=CONFIGS["bipace"], backend="cpu", num_threads=threads, **batch.arguments())
-    return b"".join(x.numpy().tobytes() for x in (r.advantage, r.step_advantage, r.returns, r.cluster, r.branch))
-
-def n_tasks():
-    return len(os.listdir("/proc/self/task"))
-
-want = bits(1)
-assert bits(4) == want
-
-def child():
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(20)  # ends a child that hangs
-        status = 1
-        try:
-            alone = n_tasks() == 1
-            same = bits(4) == want and bits(3) == want
-            status = 0 if alone and same and n_tasks() > 1 else 2 if same else 3  # 2: no threads of its own
-        finally:
-            os._exit(status)
-    return pid
-"""
-
-
 EVERY_FUNCTION = """
 import os, signal, sys, warnings
 warnings.simplefilter("ignore")
@@ -278,6 +245,36 @@ def test_every_function_works_in_a_forked_child_of_a_process_that_called_it(n):
 def test_fork_while_another_thread_is_inside_the_pool():
     """The child inherits a pool whose owner does not exist there; it must neither wait for it nor lose its threads."""
     code = """
+import os, signal, threading, time, warnings
+warnings.simplefilter("ignore")
+import torch
+import bipace_kernels as bk
+from batches import CONFIGS, make_batch
+batch = make_batch(2, groups=8)
+
+def bits(threads):
+    r = bk.advantage(config=CONFIGS["bipace"], backend="cpu", num_threads=threads, **batch.arguments())
+    return b"".join(x.numpy().tobytes() for x in (r.advantage, r.step_advantage, r.returns, r.cluster, r.branch))
+
+def n_tasks():
+    return len(os.listdir("/proc/self/task"))
+
+want = bits(1)
+assert bits(4) == want
+
+def child():
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)  # ends a child that hangs
+        status = 1
+        try:
+            alone = n_tasks() == 1
+            same = bits(4) == want and bits(3) == want
+            status = 0 if alone and same and n_tasks() > 1 else 2 if same else 3  # 2: no threads of its own
+        finally:
+            os._exit(status)
+    return pid
+
 g = torch.Generator().manual_seed(1)
 busy, group = torch.randn(4 * 250, 768, generator=g), torch.arange(4).repeat_interleave(250)
 labels = bk.cluster(busy, group, 0.1, num_threads=1)
@@ -314,7 +311,7 @@ assert not wrong and bits(4) == want
 assert during >= 10, f"only {during} of {forks} forks met a running call"
 print("fine")
 """
-    assert python(PROLOGUE + code, timeout=240) == "fine"
+    assert python(code, timeout=240) == "fine"
 
 
 @pytest.mark.slow
