@@ -10,8 +10,6 @@ import torch
 from benchmarks import PACKAGE, module
 from refusals import refused
 
-import bipace_kernels as bk
-
 pytest.importorskip(PACKAGE)
 run, competitors, measure = map(module, ("__main__", "competitors", "measure"))
 roofline, stages, workloads = map(module, ("roofline", "stages", "workloads"))
@@ -81,36 +79,6 @@ def test_every_state_is_visited():
         batch = workloads.steps(shape)
         for start, end in zip(batch.offsets, batch.offsets[1:], strict=False):
             assert len(np.unique(batch.state[start:end])) == shape.states
-
-
-@pytest.mark.parametrize("name", ["numpy", "numpy_pool", "torch_loop"])
-def test_clustering_loops_find_our_partition(name):
-    x = stages.Hidden(workloads.Shape("small", 4, 3, 20, 64, 9, ""), threads=2)
-    assert stages.partition_agreement(getattr(x, name)(), x.cluster()) == "same partition"
-
-
-@pytest.mark.parametrize("divide", [False, True])
-@pytest.mark.parametrize("inputs", ["with_strings", "with_integers"])
-def test_pipeline_computes_gigpo(divide, inputs):
-    x = stages.Observed(workloads.Shape("small", 3, 4, 10, 8, 6, ""))
-    records = getattr(x, inputs)()
-    ours = x.ours(bk.Config.gigpo(mode="mean_std_norm" if divide else "mean_norm"))(records)
-    theirs = x.pipeline(divide=divide)(records)
-    text = stages._divided_agreement(theirs, ours) if divide else stages.number_agreement(theirs, ours.advantage)
-    assert text.startswith("largest difference") and "beyond" not in text
-
-
-def test_bipace_loop_computes_bipace():
-    x = stages.Hidden(workloads.Shape("small", 3, 4, 12, 48, 5, ""))
-    torch.testing.assert_close(x.bipace_loop(), x.advantage().advantage, rtol=0, atol=2e-5)
-
-
-def test_both_difflib_loops_agree():
-    batch = workloads.steps(TINY)
-    texts = workloads.similar_observations(batch, length=120)
-    plain = competitors.similar_loop(texts, batch.offsets, 0.95)
-    assert np.array_equal(plain, competitors.similar_loop_best(texts, batch.offsets, 0.95))
-    assert 1 < plain.max() + 1 < len(texts)  # the workload has both similar and dissimilar texts
 
 
 def test_differences_are_told():

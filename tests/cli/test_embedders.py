@@ -9,7 +9,6 @@ from tiny_encoder import Encoder
 
 import bipace_kernels as bk
 from bipace_kernels.cli import figures
-from bipace_kernels.cli.outcomes import Outcome
 from bipace_kernels.features import embedders
 
 PLAIN = ("--epsilons", "0.25", "--no-similar")
@@ -94,17 +93,3 @@ def test_hidden_states_by_section_and_from_a_column(tmp_path, drawn):
         assert entry["epsilon"] == bk.choose_epsilon(hidden[begin : begin + 12], layout=lay).epsilon
     both = ("--fingerprint", tmp_path / "hidden.npy", "--fingerprint-column", "hidden")
     assert "give one of them" in fail("report", *paths, *PLAIN, *both, "--out", tmp_path / "out")
-
-
-def test_the_figure_takes_what_does_not_exist(tmp_path):
-    rows = []
-    for label, singles, median, r2 in (
-        ("identity, ε 0", 1.0, 1.0, (None, 0.0, None)),
-        ("$a_b$, ε 0.1", 0.0, 900.0, (-0.2, 1.0, None)),
-        ("n-grams, ε 0.2", 0.4, 4.5, (0.1, 1.0, 0.08)),
-    ):
-        metrics = {"singleton_cluster_fraction": singles, "median_cluster_size": median}
-        rows.append(Outcome(label, label, {}, metrics, bk.ValueR2(*r2), None))
-    for name in "ab":
-        figures.embedders(tmp_path / f"{name}.png", "title", rows, (4, 8))
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

@@ -225,15 +225,17 @@ def test_other_files_of_the_folder_stay(tmp_path):
 
 def test_figures_of_extremes(tmp_path):
     shares = dict.fromkeys(("pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction"), 0.0)
+    sizes = "mean_cluster_size", "median_cluster_size"
     outcomes = [
         Outcome("key", f"p{i}", {"epsilon": 0.1},
-                {**shares, "singleton_cluster_fraction": i % 2, "mean_cluster_size": size},
-                bk.ValueR2(None, 0.0, None))
+                {**shares, "singleton_cluster_fraction": i % 2, **dict.fromkeys(sizes, size)},
+                bk.ValueR2((None, -0.2)[i % 2], 0.0, 0.08 if i == 3 else None))
         for i, size in enumerate([1.0, 1e4, 1e8, 0.0])
     ]  # fmt: skip
     figures.step_shares(tmp_path / "a.png", "$x_1$ and _y_^z", outcomes)
     figures.epsilon_curve(tmp_path / "b.png", "t", {"c": outcomes[:1]}, outcomes[1:2], 0.1)
-    for name in "ab":
+    figures.embedders(tmp_path / "c.png", "$a_b$", outcomes, (4, 8))
+    for name in "abc":
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
 
 

@@ -220,14 +220,6 @@ def test_a_record_that_does_not_say_is_valid(tmp_path):
     assert 'line 2, field "valid": expected true or false, got null' in error_of(path, wanted=["valid"])
 
 
-def test_groups_across_files(tmp_path):
-    paths = [write(tmp_path / name, record(), record(task_id="u")) for name in ("a.jsonl", "b.jsonl")]
-    apart = rollouts.read(paths)
-    assert apart.group.tolist() == [0, 1, 2, 3] and apart.trajectory.tolist() == [0, 1, 2, 3]
-    merged = rollouts.read(paths, merge_files=True)
-    assert merged.group.tolist() == [0, 1, 0, 1] and merged.trajectory.tolist() == [0, 2, 1, 3]
-
-
 def test_fingerprint_column(tmp_path):
     columns = rollouts.Columns(fingerprint="h")
     path = write(tmp_path / "a.jsonl", record(h=[1, 2.5]), record(h=[0, 1], step=1))
