@@ -127,13 +127,6 @@ def test_what_takes_no_part(tmp_path):
     assert content["groups"][0]["success"] == 0.3333
 
 
-def test_without_actions_there_is_no_bipace(tmp_path):
-    rows = [{name: value for name, value in row.items() if name != "action"} for row in GOLDEN]
-    content = content_of(tmp_path, rows)
-    assert [row["key"] for row in content["estimators"]] == ["grpo", "gigpo", "hgpo", "bigpo", "gae"]
-    assert content["has_actions"] is False
-
-
 OWN = {"bipace_advantage": [0.5, -1.25, 0.5, 2.0, 0.0, -3.0], "bipace_cluster": [0, 1, 0, 2, -1, 1]}
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cli_runs import GOLDEN, direct, fail, observations, record, run, write
+from cli_runs import GOLDEN, direct, fail, observations, record, run, unpack, write
 
 import bipace_kernels as bk
 from bipace_kernels.cli import figures, report, rollouts, states
@@ -162,7 +162,10 @@ def test_without_actions_or_outcomes(tmp_path):
     """No action, no success column, one step per rollout, all returns equal: tables and figures still come."""
     rows = [{k: v for k, v in record(i, 0, f"o{i % 3}$", "x").items() if k != "action"} for i in range(5)]
     out = tmp_path / "out"
-    assert run("report", write(tmp_path / "a.jsonl", rows), "--out", out).exit_code == 0
+    assert run("report", write(tmp_path / "a.jsonl", rows), "--out", out, "--html").exit_code == 0
+    page = unpack((out / "inspector.html").read_text(encoding="utf-8"))
+    assert [row["key"] for row in page["estimators"]] == ["grpo", "gigpo", "hgpo", "bigpo", "gae"]
+    assert page["has_actions"] is False
     (section,) = json.loads((out / "report.json").read_text())["sections"]
     assert section["partitions"]["exact"]["value_r2"] == {"r2": None, "stderr": None, "coverage": 1 - 1 / 5}
     (row,) = [line for line in (out / "report.md").read_text().splitlines() if line.startswith("| exact")]

@@ -72,13 +72,10 @@ def test_the_planner_solves_every_task(task):
 
 @pytest.mark.parametrize(("command", "observation", "after"), [
     ("get 3 string", "Got 3 string", {"string": 4, "oak planks": 4}),
-    ("get 1 stick", "Could not find stick", None),  # a recipe makes it
-    ("get 1 planks", "Could not find planks", None),  # a class
     ("get 1 unicorn", "Could not find unicorn", None),
     ("get string", "Could not execute get string", None),
     ("look", "Could not execute look", None),
     ("inventory", "Inventory: [oak planks] (4) [string] (1)", None),
-    ("craft 4 stick using 2 oak planks", "Crafted 4 minecraft:stick", {"oak planks": 2, "string": 1, "stick": 4}),
     ("craft 9 stick using 2 oak planks", "Crafted 4 minecraft:stick", {"oak planks": 2, "string": 1, "stick": 4}),
     ("craft stick using 2 oak planks", "Crafted 4 minecraft:stick", {"oak planks": 2, "string": 1, "stick": 4}),
     ("craft 4 stick using 2 planks", "Could not find enough items to craft minecraft:stick", None),
