@@ -17,7 +17,7 @@ import triton.language as tl
 
 from .. import triton_loader
 from ..schema import Tokens
-from ._launch import ceil_div, device_guard
+from ._launch import ceil_div, launch
 
 FIRST_N, ACTION_TAG, TEXT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _MODES = {"first_n": 0, "action_tag": 1, "text": 2}
@@ -457,12 +457,11 @@ def hash_token_ids(
     programs = min(ceil_div(n_rows, cut.rows), cut.programs)
     rings = torch.empty(programs * cut.rows * cut.capacity // 8, dtype=torch.int64, device=ids.device)
     mask = ids if valid is None else valid
-    with device_guard(ids):
-        key_kernel[(programs,)](
-            ids, valid, row_offsets, table_offsets, table_bytes, rings, keys, parsed, outside, n_rows,
-            0 if flat else ids.shape[1], longest_row, tokens.vocabulary, n,
-            0 if flat else ids.stride(0), ids.stride(-1), 0 if flat else mask.stride(0), mask.stride(-1),
-            MODE=_MODES[mode], ROWS=cut.rows, TILE=cut.tile, COLUMNS=cut.columns, REACH=cut.reach,
-            CAPACITY=cut.capacity, **_OPTIONS,
-        )  # fmt: skip
+    launch(
+        key_kernel, (programs,), ids, valid, row_offsets, table_offsets, table_bytes, rings, keys, parsed, outside,
+        n_rows, 0 if flat else ids.shape[1], longest_row, tokens.vocabulary, n,
+        0 if flat else ids.stride(0), ids.stride(-1), 0 if flat else mask.stride(0), mask.stride(-1),
+        MODE=_MODES[mode], ROWS=cut.rows, TILE=cut.tile, COLUMNS=cut.columns, REACH=cut.reach, CAPACITY=cut.capacity,
+        **_OPTIONS,
+    )  # fmt: skip
     return keys, parsed, outside

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..records import Records
 from ..schema import HUGE, Branch, Terms
-from ._launch import ceil_div, device_guard
+from ._launch import ceil_div, launch
 
 LANES = 256  # rows of a program
 # Constants as arguments: Triton compares a kernel's global ones with their values at every launch, which takes longer.
@@ -25,10 +25,9 @@ def combine(
     of_episode, of_step = weights or (1.0, 1.0)
     scale = HUGE if max(of_episode, of_step) > HUGE else 1.0
     if n_rows:
-        with device_guard(source):
-            inputs = (episode, terms.step_term, returns, terms.labels, terms.branch, source, records.taken)
-            numbers = (of_step / scale, of_episode / scale, scale, n_rows, weights is None)
-            _combine[(ceil_div(n_rows, LANES),)](*inputs, *floats, cluster, kind, *numbers, **_OPTIONS)
+        inputs = (episode, terms.step_term, returns, terms.labels, terms.branch, source, records.taken)
+        numbers = (of_step / scale, of_episode / scale, scale, n_rows, weights is None)
+        launch(_combine, (ceil_div(n_rows, LANES),), *inputs, *floats, cluster, kind, *numbers, **_OPTIONS)
     advantage, step_out, episode_out, returns_out = floats
     return advantage, step_out, episode_out, returns_out, cluster, kind
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from .. import schema
 from ..records import Records
 from ..schema import BLOCK, JITTER, LANDMARKS, SMALLEST, TINY, Kernel
-from ._launch import ceil_div, device_guard
+from ._launch import ceil_div, launch
 
 FLAT = tl.constexpr(schema.FLAT)
 ROOM = 1 << 27  # float64 entries of the kernel matrices made at a time: 1 GiB
@@ -44,8 +44,7 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
     if returns.shape[0]:
         grid = (records.n_groups, ceil_div(records.longest_group, _RECORDS))
         tensors = (returns, labels, records.group_offsets, records.taken, value)
-        with device_guard(returns):
-            _cluster_values[grid](*tensors, float(shrinkage), TILE=_RECORDS, **_OPTIONS)
+        launch(_cluster_values, grid, *tensors, float(shrinkage), TILE=_RECORDS, **_OPTIONS)
     return value
 
 
@@ -56,8 +55,7 @@ def unit_rows(records: Records, fingerprint: Tensor, width: int, keys: Tensor | 
     if m:
         tensors = (fingerprint, records.order, records.usable, records.taken, out, keys)
         sizes = (dim, folded, *fingerprint.stride())
-        with device_guard(out):
-            _unit_rows[(m,)](*tensors, *sizes, FOLDS=folded < dim, COLUMNS=512, **_OPTIONS)
+        launch(_unit_rows, (m,), *tensors, *sizes, FOLDS=folded < dim, COLUMNS=512, **_OPTIONS)
     return out
 
 
@@ -70,8 +68,7 @@ def whitened_rows(records: Records, rows: Tensor, landmarks: Tensor, directions:
     if side > y.shape[0]:
         y = torch.nn.functional.pad(y, (0, 0, 0, side - y.shape[0]))
     basis = torch.zeros((directions, side), dtype=torch.float64, device=rows.device)
-    with device_guard(rows):
-        _jacobi[(1,)](y @ y.mT, basis, directions, SMALLEST, SIDE=side, SWEEPS=_SWEEPS, **_PAIR_OPTIONS)
+    launch(_jacobi, (1,), y @ y.mT, basis, directions, SMALLEST, SIDE=side, SWEEPS=_SWEEPS, **_PAIR_OPTIONS)
     return ((rows - mean) @ (basis @ y).mT).float()
 
 
@@ -80,11 +77,10 @@ def centred_rows(records: Records, rows: Tensor, share: str) -> Tensor:
     sums = torch.empty((records.n_groups, dim + 1), dtype=torch.float64, device=records.device)
     if records.n_records:
         grid = (records.n_groups, ceil_div(dim, _SUMS["COLUMNS"]))
-        with device_guard(rows):
-            _centre[grid](rows, records.group_offsets, sums, None, dim, dim + 1, **_SUMS, **_OPTIONS)
-            if share == "batch":
-                sums = sums.sum(0, keepdim=True).expand_as(sums)
-            _centre[grid](rows, records.group_offsets, sums, out, dim, sums.stride(0), **_SUMS, **_OPTIONS)
+        launch(_centre, grid, rows, records.group_offsets, sums, None, dim, dim + 1, **_SUMS, **_OPTIONS)
+        if share == "batch":
+            sums = sums.sum(0, keepdim=True).expand_as(sums)
+        launch(_centre, grid, rows, records.group_offsets, sums, out, dim, sums.stride(0), **_SUMS, **_OPTIONS)
     return out
 
 
@@ -118,11 +114,9 @@ def gae_advantage(
     if not rewards.shape[0]:
         return advantage
     decay = float(gamma) * float(gae_lambda)
-    with device_guard(rewards):
-        _recursion[(ceil_div(records.n_trajectories, LANES),)](
-            rewards, value, records.step, truncated, records.taken, records.trajectory_offsets, advantage,
-            float(gamma), _log(gamma), decay, _log(decay), records.n_trajectories, LANES=LANES, **_LANE_OPTIONS,
-        )  # fmt: skip
+    tensors = (rewards, value, records.step, truncated, records.taken, records.trajectory_offsets, advantage)
+    numbers = (float(gamma), _log(gamma), decay, _log(decay), records.n_trajectories)
+    launch(_recursion, (ceil_div(records.n_trajectories, LANES),), *tensors, *numbers, LANES=LANES, **_LANE_OPTIONS)
     return advantage
 
 
@@ -144,14 +138,12 @@ def normed_advantage(records: Records, advantage: Tensor, returns: Tensor, step_
     if advantage.shape[0]:
         n_groups, offsets, taken = records.n_groups, records.group_offsets, records.taken
         sums = torch.empty((3, n_groups), dtype=torch.float64, device=advantage.device)
-        with device_guard(advantage):
-            _squares[(n_groups,)](advantage, returns, taken, offsets, sums, n_groups, TILE=_RECORDS, **_OPTIONS)
-            if step_norm == "batch":
-                sums = torch.cat([sums[:2].sum(1), sums[2:].amax(1)])[:, None].expand_as(sums)
-            _scaled[(n_groups, ceil_div(records.longest_group, _RECORDS))](
-                advantage, None if step_norm == "none" else sums, taken, offsets, out, *sums.stride(), TINY,
-                TILE=_RECORDS, **_OPTIONS,
-            )  # fmt: skip
+        launch(_squares, (n_groups,), advantage, returns, taken, offsets, sums, n_groups, TILE=_RECORDS, **_OPTIONS)
+        if step_norm == "batch":
+            sums = torch.cat([sums[:2].sum(1), sums[2:].amax(1)])[:, None].expand_as(sums)
+        tensors = (advantage, None if step_norm == "none" else sums, taken, offsets, out)
+        grid = (n_groups, ceil_div(records.longest_group, _RECORDS))
+        launch(_scaled, grid, *tensors, *sums.stride(), TINY, TILE=_RECORDS, **_OPTIONS)
     return out
 
 
@@ -202,8 +194,8 @@ class _Kernel:
         side = ceil_div(min(records.longest_group, longest), _SIDE) * _SIDE
         index = torch.full((records.n_groups * runs, side), -1, dtype=torch.int64, device=records.device)
         sizes = (self.rows.shape[1], side, runs, longest)
-        with device_guard(index):
-            _blocks[(records.n_groups,)](self.rows, records.group_offsets, index, *sizes, BLOCK, _RECORDS, **_OPTIONS)
+        tensors = (self.rows, records.group_offsets, index)
+        launch(_blocks, (records.n_groups,), *tensors, *sizes, BLOCK, _RECORDS, **_OPTIONS)
         return index
 
     def noise_of(self, index: Tensor, y: Tensor, landmarks: Tensor | None = None) -> Tensor:
@@ -242,14 +234,14 @@ class _Kernel:
         m, luck = second.shape[1], whole and kernel.luck > 0
         out = torch.empty((n_blocks, n, m), dtype=torch.float64, device=self.rows.device)
         noise = torch.empty_like(out) if luck else None
-        with device_guard(out):
-            _covariance[(ceil_div(n, _TILE), ceil_div(m, _TILE), n_blocks)](
-                self.rows, self.inside if whole else None, records.time, records.trajectory_of_record if luck else None,
-                self.key, self.parsed, first, second, out, noise, n, m, self.rows.shape[1], 1.0 / kernel.width,
-                1.0 / (kernel.horizon or math.inf), float(kernel.same) if whole else 0.0, float(kernel.inside),
-                float(kernel.noise) if whole else added, float(kernel.luck), _log(kernel.gamma),
-                DIAGONAL=whole or added > 0, TILE=_TILE, **(_WIDE_OPTIONS if luck else _OPTIONS),
-            )  # fmt: skip
+        launch(
+            _covariance, (ceil_div(n, _TILE), ceil_div(m, _TILE), n_blocks),
+            self.rows, self.inside if whole else None, records.time, records.trajectory_of_record if luck else None,
+            self.key, self.parsed, first, second, out, noise, n, m, self.rows.shape[1], 1.0 / kernel.width,
+            1.0 / (kernel.horizon or math.inf), float(kernel.same) if whole else 0.0, float(kernel.inside),
+            float(kernel.noise) if whole else added, float(kernel.luck), _log(kernel.gamma),
+            DIAGONAL=whole or added > 0, TILE=_TILE, **(_WIDE_OPTIONS if luck else _OPTIONS),
+        )  # fmt: skip
         return out, noise
 
 

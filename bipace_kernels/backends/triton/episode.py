@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..records import Records
-from ._launch import device_guard
+from ._launch import launch
 
 # UNROLL trajectories are loaded concurrently: at 8 the predicates no longer fit and spill.  ROWS × COLUMNS trajectories
 # and steps are written at a time.
@@ -18,10 +18,9 @@ def episode_advantage(
 ) -> Tensor:
     out = torch.empty(records.n_records, dtype=torch.float32, device=episode_return.device)
     if records.n_groups and records.n_records:
-        with device_guard(episode_return):
-            tensors = (episode_return, records.trajectory_offsets, records.group_trajectories, records.spoilt, out)
-            rules = {"OVER_STEPS": scope == "step", "DIVIDE": norm == "std", "LONE_RAW": lone == "raw"}
-            _episode[(records.n_groups,)](*tensors, float(delta), **rules, **_OPTIONS)
+        tensors = (episode_return, records.trajectory_offsets, records.group_trajectories, records.spoilt, out)
+        rules = {"OVER_STEPS": scope == "step", "DIVIDE": norm == "std", "LONE_RAW": lone == "raw"}
+        launch(_episode, (records.n_groups,), *tensors, float(delta), **rules, **_OPTIONS)
     return out
 
 

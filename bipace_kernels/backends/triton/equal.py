@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..records import Records
-from ._launch import ceil_div, device_guard
+from ._launch import ceil_div, launch
 
 RECORDS = 16  # of a program
 _OPTIONS = {"RECORDS": RECORDS, "OTHERS": 64, "COLUMNS": 64, "num_warps": 4, "enable_fp_fusion": False}
@@ -23,11 +23,10 @@ def first_equal(
     first: Tensor,  # [M] int64, written: the record itself if it is a singleton, −1 if it is not taken
 ) -> None:
     """Writes `first` of every record, in time quadratic in the length of a group and linear in D."""
-    with device_guard(first):
-        blocks = ceil_div(records.longest_group, RECORDS)
-        tensors = (fingerprint, records.order, records.group_offsets, kind, row_hash, first)
-        sizes = (blocks, fingerprint.shape[1], *fingerprint.stride())
-        _first_equal[(records.n_groups * blocks,)](*tensors, *sizes, **_OPTIONS)
+    blocks = ceil_div(records.longest_group, RECORDS)
+    tensors = (fingerprint, records.order, records.group_offsets, kind, row_hash, first)
+    sizes = (blocks, fingerprint.shape[1], *fingerprint.stride())
+    launch(_first_equal, (records.n_groups * blocks,), *tensors, *sizes, **_OPTIONS)
 
 
 @triton.jit(do_not_specialize=["blocks"])

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._launch import device_guard
+from ._launch import launch
 
 FEW = 8192  # records that one program numbers by itself: one launch, where torch's operators take eight
 _OPTIONS = {"num_warps": 16, "enable_fp_fusion": False}
@@ -24,8 +24,7 @@ def dense_labels(first: Tensor) -> Tensor:
         return torch.where(first < 0, first, begun.gather(-1, first.clamp(min=0)) - 1)
     labels = torch.empty_like(first)
     if first.numel():
-        with device_guard(first):
-            _label[(first.numel() // m,)](first, labels, m, LANES=FEW, **_OPTIONS)
+        launch(_label, (first.numel() // m,), first, labels, m, LANES=FEW, **_OPTIONS)
     return labels
 
 

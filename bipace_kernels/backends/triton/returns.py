@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..records import Records, out_of_range
 from ..schema import LIMIT
-from ._launch import ceil_div, device_guard
+from ._launch import ceil_div, launch
 
 LANES = 32  # trajectories of a program: one warp, so that many small programs spread over the GPU
 UNROLL = 8  # steps loaded concurrently; a step's arithmetic is short compared with its load
@@ -57,10 +57,8 @@ def _walk(
     if not n:
         return
     log_gamma = math.log(gamma) if gamma > 0 else -math.inf
-    with device_guard(rewards):
-        masks_and_offsets = (records.step, bad_record, records.trajectory_offsets)
-        outputs = (step_return, trajectory_return, spoilt)
-        _returns[(ceil_div(n, LANES),)](rewards, *masks_and_offsets, *outputs, float(gamma), log_gamma, n, **_OPTIONS)
+    tensors = (rewards, records.step, bad_record, records.trajectory_offsets, step_return, trajectory_return, spoilt)
+    launch(_returns, (ceil_div(n, LANES),), *tensors, float(gamma), log_gamma, n, **_OPTIONS)
 
 
 def spoilt_trajectories(

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._launch import ceil_div, device_guard
+from ._launch import ceil_div, launch
 
 USABLE, ALONE, NOT_TAKEN = 0, 1, 2  # `kind` of a record
 INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # its bits
@@ -31,11 +31,10 @@ def read(
     n = order.shape[0]
     if n == 0:
         return
-    with device_guard(order):
-        tensors = (fingerprint, order, state, kind, scale, row_hash, usable, taken)
-        sizes = (n, fingerprint.shape[1], *fingerprint.stride())
-        bits = (INFINITY[fingerprint.dtype], MANTISSA[fingerprint.dtype], hash_bits)
-        _read[(ceil_div(n, ROWS),)](*tensors, *sizes, *bits, **_OPTIONS)
+    tensors = (fingerprint, order, state, kind, scale, row_hash, usable, taken)
+    sizes = (n, fingerprint.shape[1], *fingerprint.stride())
+    bits = (INFINITY[fingerprint.dtype], MANTISSA[fingerprint.dtype], hash_bits)
+    launch(_read, (ceil_div(n, ROWS),), *tensors, *sizes, *bits, **_OPTIONS)
 
 
 @triton.jit(do_not_specialize=["n"])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..records import Records
 from ..schema import Branch
-from ._launch import ceil_div, device_guard
+from ._launch import ceil_div, launch
 
 LANES = 64  # records of a program: at 400 records per group, small programs fill more of the GPU than large ones
 UNROLL = 8  # records loaded concurrently
@@ -96,13 +96,12 @@ class Values:
 
 
 def _launch_step(grid: int, estimator: str, *, returns: Tensor, divide: bool, unbiased: bool, **rest: Any) -> None:
-    with device_guard(returns):
-        _step[(grid,)](returns, **rest, ESTIMATOR=estimator, DIVIDE=divide, UNBIASED=unbiased, **_OPTIONS)
+    launch(_step, (grid,), returns, **rest, ESTIMATOR=estimator, DIVIDE=divide, UNBIASED=unbiased, **_OPTIONS)
 
 
 def _launch_aggregate(*, term: Tensor, m: int, **rest: Any) -> None:
-    with device_guard(term):
-        _aggregate[(ceil_div(m, AGGREGATE),)](term, m=m, **rest, LANES=AGGREGATE, num_warps=4, enable_fp_fusion=False)
+    options = {"LANES": AGGREGATE, "num_warps": 4, "enable_fp_fusion": False}
+    launch(_aggregate, (ceil_div(m, AGGREGATE),), term, m=m, **rest, **options)
 
 
 _stage = Values(_launch_step, _launch_aggregate)
