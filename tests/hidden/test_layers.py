@@ -48,15 +48,6 @@ def test_every_index_means_what_hugging_face_means():
     assert len(tapped.layers) == tm.N_BLOCKS  # −1 and 9 are one layer
 
 
-@pytest.mark.parametrize("family", tm.FAMILIES)
-def test_families_are_found_bare_and_as_the_model_inside(family):
-    model = tm.make(family)
-    for outer in (model, model.model):
-        found = find_decoder(outer)
-        assert found.base is model.model and found.blocks is model.model.layers
-        assert found.norm is model.model.norm
-
-
 def test_other_decoders_are_found_by_their_structure_beside_a_vision_tower_as_deep_too():
     config = transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=50)
     model = transformers.GPT2LMHeadModel(config).eval()

@@ -70,13 +70,6 @@ def world(split):
     return World(split.train, split.test, TextCraft)
 
 
-def test_commands_are_few_tokens_and_come_back(tokenizer):
-    command = f"{OPEN}craft 4 stick using 2 oak planks{CLOSE}"
-    assert tokenizer.convert_ids_to_tokens(tokenizer(command).input_ids)[0] == "<action>craftĠ4Ġ"
-    for text in [command, answer_text("Got 2 string"), *(TextCraft(task).prompt for task in published())]:
-        assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_of_a_rollout_are_those_of_a_plain_forward(tokenizer, temperature):
     """Rows of unequal prompts, some of which end early, out of one cache: within 1e-4 of each row without a cache."""
