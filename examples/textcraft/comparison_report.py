@@ -84,7 +84,9 @@ def _page(found: dict[str, Any], runs: dict[str, list[list[dict[str, Any]]]], pl
             seeds = "" if method == "start" else str(len(of))
             out.append(f"| {LABELS[method]} | {seeds} | {' | '.join(cells)} | {entropy:.3f} |")
     if "exploratory" in found:
-        out += ["", "| exploratory: `Config.gae()` minus | tasks | points | p (Holm) |", "| --- | --- | ---: | ---: |"]
+        n = len(found["exploratory"])
+        head = f"| exploratory: `Config.gae()` minus | tasks | points | p (Holm, of these {n}) |"
+        out += ["", head, "| --- | --- | ---: | ---: |"]
         for row in found["exploratory"]:
             points = f"{100 * row['lead']:+.1f} ± {100 * row['half']:.1f}"
             out.append(f"| {LABELS[row['method']]} | {NAMES[row['tasks']]} | {points} | {row['p_holm']:.3f} |")
