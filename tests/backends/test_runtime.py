@@ -223,13 +223,17 @@ time.sleep(0.1)
 
 @contextmanager
 def alarms(times, every=0.01):
-    """A handler for a signal that comes again and again: KeyboardInterrupt from its call number `times` on."""
+    """A handler for a signal that comes again and again: KeyboardInterrupt from its call number `times` on.
+
+    From then on once a second: a signal may come while its handler runs, or while a callback does whose errors Python
+    ignores, such as those of its garbage collector.
+    """
     called = []
 
     def count(*_):
         called.append(1)
-        if len(called) == times:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        if len(called) >= times:
+            signal.setitimer(signal.ITIMER_REAL, 1, 1)
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, count)
