@@ -124,6 +124,7 @@ def train(
     model, tokenizer = load(start)
     if settings.upper:
         upper(model, settings.upper)
+    model.get_decoder().register_forward_pre_hook(causal_mask, with_kwargs=True)
     task_of = {world.env(task).prompt: task for task in world.train}
     prompts = list(task_of)
     groups = settings.updates * (settings.batch // settings.group)
@@ -131,6 +132,7 @@ def train(
         prompts = rounds(prompts, groups, seed)
     history: list[dict[str, Any]] = []
     played: list[Any] = []  # the episodes of the latest batch
+    masks: list[list[int]] = []  # 1 on their own tokens, as TRL has them
     checks: list[dict[str, Any]] = []
     spent = {"rollouts": 0.0, "scoring": 0.0, "checks": 0.0, "cpu": 0.0, "wall": 0.0}
 
@@ -145,11 +147,14 @@ def train(
         spent["rollouts"] += time.perf_counter() - begun
         spent["scoring"] -= time.perf_counter() - begun
         played[:] = episodes
+        shortest = min(len(e.prompt_ids) for e in episodes)
+        masks[:] = [[0] * (len(e.prompt_ids) - shortest) + e.own for e in episodes]
         return {
-            "prompt_ids": [e.prompt_ids for e in episodes],
-            "completion_ids": [e.ids for e in episodes],
-            "logprobs": [e.logprobs for e in episodes],
-            "env_mask": [e.own for e in episodes],
+            # Prompts of one length need no padding at their left, without which attention is causal: causal_mask().
+            "prompt_ids": [e.prompt_ids[:shortest] for e in episodes],
+            "completion_ids": [e.prompt_ids[shortest:] + e.ids for e in episodes],
+            "logprobs": [[0.0] * (len(e.prompt_ids) - shortest) + e.logprobs for e in episodes],
+            "env_mask": list(masks),
             "step_rewards": [e.rewards for e in episodes],
             "observations": [e.observations[: len(e.commands)] for e in episodes],
             **({} if world.play is None else {"actions": [e.commands for e in episodes]}),  # else by their tags
@@ -165,9 +170,17 @@ def train(
             if credit is not None:
                 policy = self.accelerator.unwrap_model(self.model)
                 given = credit(policy, tokenizer, played, self.state.global_step)
-                output["advantages"] = on_tokens(given, played, output["completion_ids"])
+                output["advantages"] = on_tokens(given, masks, output["completion_ids"])
             spent["scoring"] += time.perf_counter() - begun
             return output
+
+        def _prepare_inputs(self, generation_batch: Any) -> Any:
+            before = self._buffered_inputs
+            found = super()._prepare_inputs(generation_batch)
+            if self._buffered_inputs is before:
+                return found
+            self._buffered_inputs = by_length(self._buffered_inputs)
+            return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
         def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
             return super()._compute_loss(model, trimmed(inputs))
@@ -263,19 +276,41 @@ def rounds(prompts: Sequence[str], groups: int, seed: int) -> list[str]:
     return [prompt for _ in range(-(-groups // len(prompts))) for prompt in rng.sample(prompts, len(prompts))]
 
 
-def on_tokens(given: Sequence[Sequence[float]], episodes: Sequence[Any], ids: Any) -> Any:
-    """[B, T] as ids: each command's advantage on its tokens, divided by the root mean square over the commands, as
-    GAE's is."""
+def on_tokens(given: Sequence[Sequence[float]], masks: Sequence[Sequence[int]], ids: Any) -> Any:
+    """[B, T] as ids: each command's advantage on its tokens, where the masks are 1, divided by the root mean square
+    over the commands, as GAE's is."""
     flat = [a for of_episode in given for a in of_episode]
     scale = (sum(a * a for a in flat) / len(flat)) ** 0.5 or 1.0
     found = ids.new_zeros(ids.shape).float()
-    for row, (of_episode, episode) in enumerate(zip(given, episodes, strict=True)):
+    for row, (of_episode, mask) in enumerate(zip(given, masks, strict=True)):
         t = -1
-        for at, own in enumerate(episode.own):
-            t += bool(own and not (at and episode.own[at - 1]))  # the first token of a command
+        for at, own in enumerate(mask):
+            t += bool(own and not (at and mask[at - 1]))  # the first token of a command
             if own:
                 found[row, at] = float(of_episode[t]) / scale
     return found
+
+
+def by_length(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of a batch with its rows in order of length, so that little of a part is padding: the same sum of
+    losses."""
+    import torch
+
+    order = torch.cat([part["completion_mask"].sum(dim=1) for part in parts]).argsort(stable=True)
+    found: list[dict[str, Any]] = [dict(part) for part in parts]
+    for name, value in parts[0].items():
+        if getattr(value, "ndim", 0):
+            for part, rows in zip(found, torch.cat([p[name] for p in parts])[order].chunk(len(parts)), strict=True):
+                part[name] = rows
+    return found
+
+
+def causal_mask(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Before a decoder's forward: rows without padding at their left need no mask but the causal one, which is fast."""
+    mask = kwargs.get("attention_mask")
+    if mask is not None and mask.ndim == 2 and bool(mask[:, 0].all()):
+        return args, {**kwargs, "attention_mask": None}
+    return None
 
 
 def trimmed(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from settings import METHODS, OWN, RIVALS, Settings
 from train import again, oracle, run, warm
 from trained_tokenizers import learnt
-from trainer import PROGRESS, World, evaluate, measure, on_tokens, train, trimmed
+from trainer import PROGRESS, World, by_length, causal_mask, evaluate, measure, on_tokens, train, trimmed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SMALL = Settings(
@@ -146,6 +146,31 @@ def test_a_batch_without_its_padding():
     assert batch["prompt_ids"].shape == (2, 3)
 
 
+def test_a_batch_in_order_of_length():
+    """Every row keeps what is its own; what belongs to the batch stays."""
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 0, 0]])
+    rows = [{"completion_mask": mask[i : i + 2], "advantages": mask[i : i + 2].sum(1) * 10 + i, "num_items_in_batch": 7}
+            for i in (0, 2)]  # fmt: skip
+    found = by_length(rows)
+    assert torch.cat([part["completion_mask"].sum(1) for part in found]).tolist() == [1, 1, 2, 3]
+    assert torch.cat([part["advantages"] for part in found]).tolist() == [10, 12, 22, 30]
+    assert [part["num_items_in_batch"] for part in found] == [7, 7] and rows[0]["advantages"].tolist() == [30, 10]
+
+
+def test_the_causal_mask_alone_gives_every_token_what_it_had(model):
+    """Where padding is at the right; at the left it must not be read."""
+    ids, mask = torch.randint(4, 300, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 6:] = 0
+    for of_batch, masked in ((mask, True), (mask.flip(1), False)):
+        before = model(input_ids=ids, attention_mask=of_batch).logits
+        handle = model.get_decoder().register_forward_pre_hook(causal_mask, with_kwargs=True)
+        after = model(input_ids=ids, attention_mask=of_batch).logits
+        handle.remove()
+        torch.testing.assert_close(after[of_batch.bool()], before[of_batch.bool()])
+        replaced = causal_mask(model, (), {"attention_mask": of_batch})
+        assert (replaced is not None) == masked
+
+
 def test_an_oracle_s_advantages_stand_on_the_tokens_of_their_commands(tokenizer, model):
     envs = [TextCraft(task) for task in published()[:3]]
     episodes = play(model, tokenizer, envs, horizon=2, seed=0)
@@ -153,7 +178,7 @@ def test_an_oracle_s_advantages_stand_on_the_tokens_of_their_commands(tokenizer,
     longest = max(len(episode.ids) for episode in episodes)
     ids = torch.zeros(3, longest + 2, dtype=torch.int64)
     scale = (sum(a * a for row in given for a in row) / 6) ** 0.5
-    found = on_tokens(given, episodes, ids)
+    found = on_tokens(given, [episode.own for episode in episodes], ids)
     for row, (episode, of_row) in enumerate(zip(episodes, given, strict=True)):
         first = episode.own.index(0) if 0 in episode.own else len(episode.own)  # tokens of the first command
         own = torch.tensor([*episode.own, *[0] * (longest + 2 - len(episode.own))]).bool()
