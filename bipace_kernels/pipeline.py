@@ -173,7 +173,7 @@ def chain(
         written = state if cfg.has_epsilon else None
         records = replace(records, taken=taken, spoilt=spoilt, usable=usable, state=written)
     else:
-        unread.raise_now(spoilt)
+        unread.raise_for(spoilt)
         if bool(spoilt.any()):
             taken = ~spoilt.index_select(0, records.trajectory_of_record)
             layout = layout.restrict(taken)

@@ -95,7 +95,10 @@ class AdvantageResult:
         Synchronizes with a GPU.
         """
         rows = checks.bool_vector(bad, "bad", (self.tensors or self).advantage.shape[0])
-        return replace(self, records=self._records().with_bad_states(rows))
+        records = self._records()
+        usable = ~rows.cpu().index_select(0, records.layout.order)
+        usable = usable if records.usable is None else usable & records.usable
+        return replace(self, records=replace(records, usable=usable))
 
     def _records(self) -> Records:
         """The records that took part, on the CPU, for metrics() and value_r2().  Synchronizes with a GPU."""

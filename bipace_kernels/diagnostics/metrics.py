@@ -37,7 +37,8 @@ def compute_metrics(records: Records) -> dict[str, float]:
         out["leave_one_out_row_fraction"] = _mean(branch == Branch.LEAVE_ONE_OUT)
         out["singleton_row_fraction"] = _mean(branch == Branch.SINGLETON)
         _warn_if_degenerate(records, labels)
-    out["invalid_row_fraction"] = records.n_invalid / records.n_checked if records.n_checked else 0.0
+    alone = 0 if records.usable is None else int((~records.usable).sum())  # made singletons, not set aside
+    out["invalid_row_fraction"] = (records.n_checked - m + alone) / max(records.n_checked, 1)
     out["mean_advantage"] = float(records.advantage.double().mean()) if m else 0.0
     if records.value is not None:
         out["value_explained_share"] = _explained(records)

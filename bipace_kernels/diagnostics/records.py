@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -42,22 +43,11 @@ class Records:
     value: Tensor | None = None  # [M] float32 V̂, of estimators that have one
     raw_rms: float | None = None  # root mean square of A_S before step_norm, of the same
 
-    @property
-    def n_invalid(self) -> int:
-        """Records set aside, or made singletons, because of bad values."""
-        alone = 0 if self.usable is None else int((~self.usable).sum())
-        return self.n_checked - self.layout.n_records + alone
-
     def read(self, rows: AdvantageResult) -> Records:
         return self
 
     def check(self, rows: AdvantageResult) -> None:
         """Nothing is left to check."""
-
-    def with_bad_states(self, bad: Tensor) -> Records:
-        """The same, with bad states in these rows [N] bool."""
-        usable = ~bad.cpu().index_select(0, self.layout.order)
-        return replace(self, usable=usable if self.usable is None else usable & self.usable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +88,6 @@ class Unread:
             cluster, *flags = to_host((rows.cluster, *self._flags()))
             self._raise(cluster, flags)
 
-    def raise_now(self, spoilt: Tensor) -> None:
-        """check() before there is a result.  spoilt: [T] bool.  All tensors are on the CPU."""
-        self._raise_found(spoilt, list(self._flags()))
-
     def _flags(self) -> tuple[Tensor | None, ...]:
         return self.state, self.episode_differs, self.copy_differs, *(check.failed for check in self.inputs.late)
 
@@ -109,12 +95,12 @@ class Unread:
         if not self.checked:
             lay = self.layout
             first = lay.order.index_select(0, lay.trajectory_offsets[:-1])
-            self._raise_found(cluster.index_select(0, first) < 0, flags)
+            self.raise_for(cluster.index_select(0, first) < 0, flags)
 
-    def _raise_found(self, spoilt: Tensor, flags: list[Tensor | None]) -> None:
-        """Raises for flags on the CPU, in one order on every device."""
+    def raise_for(self, spoilt: Tensor, flags: Sequence[Tensor | None] | None = None) -> None:
+        """Raises for trajectories [T] bool and flags on the CPU, in one order on every device; None: its own flags."""
         x = self.inputs
-        state, episode_differs, copy_differs, *late = flags
+        state, episode_differs, copy_differs, *late = self._flags() if flags is None else flags
         for check, failed in zip(x.late, late, strict=True):
             assert failed is not None
             checks.unless(failed, check.error, check.text, None)

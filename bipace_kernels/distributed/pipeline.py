@@ -31,8 +31,6 @@ from ..pipeline import run
 from ..result import AdvantageResult
 from .ranks import Ranks
 
-__all__ = ["advantage", "cluster", "plan_owners"]
-
 Ints = npt.NDArray[np.int64]
 Values = dict[str, Any]
 
@@ -96,12 +94,12 @@ def advantage(
         checks.check_check(check)
         return _check_own(arguments, config, backend, num_threads, memory)
 
-    held = None if memory is None else memory.state()
+    held = None if memory is None else memory._held
     try:
         result = _run(process_group, prepare)
     except BaseException:
         if memory is not None:
-            memory.restore(held)  # its owner read bad rows before the other ranks knew of them
+            memory._held = held  # its owner read bad rows before the other ranks knew of them
         raise
     back = interop.from_dlpack_of(arguments)
     return result if back is None else result.as_arrays(back)
@@ -263,7 +261,10 @@ def _check_own(
             kinds["observation"], rows["observation"], values["observation"] = _observation_codes(items, n, taken)
         else:
             kinds["observation"] = "a list"
-            texts = _observation_texts(items, n, taken, cfg.longest_text)
+            texts = [b""] * n  # padding stays empty
+            for row, text in zip(taken.tolist(), _taken_of(items, taken), strict=True):
+                check_text(text, row, cfg.longest_text)
+                texts[row] = text.encode(*_UTF8)
             rows["observation"] = torch.tensor([len(text) for text in texts], dtype=torch.int64)
     width, dtype = 0, None
     if fingerprint is not None:
@@ -271,15 +272,11 @@ def _check_own(
         kinds["fingerprint"] = f"[N, {width}] {fingerprint.dtype}"
         if n or not isinstance(args["fingerprint"], (list, tuple)):
             dtype = str(fingerprint.dtype)
-    head = _Head(n, taken.numel(), values, _plain_fields(cfg), backend, where.type, sorted(rows), kinds, width, dtype)
+    own = {field.name: getattr(cfg, field.name) for field in fields(Config)}
+    own |= {"estimator": cfg.estimator_name, "value": cfg.value_name}
+    plain = {name: x if x is None or isinstance(x, (str, int)) else float(x) for name, x in own.items()}
+    head = _Head(n, taken.numel(), values, plain, backend, where.type, sorted(rows), kinds, width, dtype)
     return _Own(head, cfg, where, rows, fingerprint, texts, num_threads, memory)
-
-
-def _plain_fields(cfg: Config) -> dict[str, Any]:
-    """The configuration as JSON holds it, to be compared over the ranks."""
-    plain = {field.name: getattr(cfg, field.name) for field in fields(Config)}
-    plain |= {"estimator": cfg.estimator_name, "value": cfg.value_name}
-    return {name: x if x is None or isinstance(x, (str, int)) else float(x) for name, x in plain.items()}
 
 
 def _first_of_each(items: Any, number: Tensor) -> list[Any]:
@@ -313,15 +310,6 @@ def _observation_codes(items: Any, n: int, taken: Tensor) -> tuple[str, Tensor, 
     distinct = [canonical(value, "observation").encode(*_UTF8) for value in _first_of_each(here, number)]
     hashes = [hashlib.blake2b(text, digest_size=32).hexdigest() for text in distinct]
     return kind, torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number), hashes
-
-
-def _observation_texts(items: Any, n: int, taken: Tensor, longest: int) -> list[bytes]:
-    """[n] the observations as UTF-8; of padding empty."""
-    texts = [b""] * n
-    for row, text in zip(taken.tolist(), _taken_of(items, taken), strict=True):
-        check_text(text, row, longest)
-        texts[row] = text.encode(*_UTF8)
-    return texts
 
 
 def _run(process_group: Any, prepare: Callable[[], _Own]) -> AdvantageResult:

@@ -63,24 +63,18 @@ def _gae(batch: Batch) -> Terms:
         assert rewards is not None
         truncated = batch.by_record_or_none(batch.inputs.truncated)
         raw = critic.gae_advantage(batch.records, rewards, value, truncated, float(cfg.gamma), float(cfg.gae_lambda))
-        raw = _averaged(batch, raw, rows)
+        x = batch.inputs
+        if rows is not None and cfg.action_noise is not None and x.action_key is not None:
+            raw = critic.same_action_advantage(
+                batch.records, rows, raw, batch.by_record(x.action_key), batch.by_record_or_none(x.action_parsed),
+                kernel_of(cfg, cfg.action_noise),
+            )  # fmt: skip
     step_term = critic.normed_advantage(batch.records, raw, batch.returns, cfg.step_norm)
     branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
     if row.has_clusters:
         sizes = torch.zeros_like(labels).index_add_(0, labels.clamp(min=0), (labels >= 0).to(labels.dtype))
         branch = torch.where((labels >= 0) & (sizes.index_select(0, labels.clamp(min=0)) > 1), int(Branch.PACE), branch)
     return Terms(labels, step_term, branch, value, raw)
-
-
-def _averaged(batch: Batch, advantage: Tensor, rows: Tensor | None) -> Tensor:
-    """[M] float64 A_S averaged over near states with the same action, where the configuration says so."""
-    cfg, x = batch.config, batch.inputs
-    if rows is None or cfg.action_noise is None or x.action_key is None:
-        return advantage
-    return batch.backend.critic.same_action_advantage(
-        batch.records, rows, advantage, batch.by_record(x.action_key), batch.by_record_or_none(x.action_parsed),
-        kernel_of(cfg, cfg.action_noise),
-    )  # fmt: skip
 
 
 def kernel_of(cfg: Config, noise: float) -> Kernel:
@@ -141,7 +135,7 @@ def _kernel_values(batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
     groups, trajectories = (tuple(x.diff().tolist()) for x in (lay.group_offsets, lay.trajectory_offsets))
     time = records.time.clone()  # a layout's own
     now = Readings(batch.by_record(fingerprint), batch.returns, time, _inside(batch), groups, trajectories)
-    held = batch.memory.state()
+    held = batch.memory._held
     both = batch.memory.before(held, now)
     every = both.records()
     earlier = every.n_records - records.n_records

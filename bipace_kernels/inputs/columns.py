@@ -93,12 +93,18 @@ def check_columns(
         parsed = checks.bool_vector(parsed, "action_parsed", n, late)
         if config.reads_keys and late is None and n and not bool(parsed.any()):  # not read on a GPU
             warn_of_unparsed(0.0, stacklevel=5)
+    try:
+        keys = None if keys is None else checks.integer_vector(keys, "action_key", n)
+    except (TypeError, ValueError):  # where no estimator reads them they only serve the metrics, and others are ignored
+        if config.reads_keys:
+            raise
+        keys = None
     real = {name: arguments[name] for name in ("rewards", "returns", "episode_return")}
     if unused:
         real["rewards"] = None
     columns = {
         **{name: None if value is None else checks.real_vector(value, name, n) for name, value in real.items()},
-        "action_key": _keys(arguments["action_key"], config, n),
+        "action_key": keys,
         "action_parsed": parsed,
         "truncated": None if truncated is None else checks.bool_vector(truncated, "truncated", n, late),
         "value": arguments.get("value"),
@@ -160,16 +166,6 @@ def check_present(arguments: dict[str, Any], cfg: Config, layout: Layout | None)
             f"action_key is missing; estimator={cfg.estimator!r} compares actions. Make keys with "
             "bipace_kernels.action_keys(responses), or use an estimator without keys such as Config.bigpo()."
         )
-
-
-def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
-    """[N] int64 keys; where the estimator does not use them, they only serve the metrics, and others are ignored."""
-    try:
-        return None if action_key is None else checks.integer_vector(action_key, "action_key", n)
-    except (TypeError, ValueError):
-        if cfg.reads_keys:
-            raise
-        return None
 
 
 def _layout(arguments: dict[str, Any], layout: Layout | None, config: Config, late: list[LateCheck] | None) -> Layout:

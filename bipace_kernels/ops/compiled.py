@@ -14,7 +14,6 @@ from ..inputs.checks import LateCheck
 from ..inputs.columns import check_config, check_inputs, check_present
 from ..inputs.layout import Layout
 from ..result import AdvantageResult
-from ..support.handles import handle_of
 
 #: Of the op: its tensor arguments, and the columns of an AdvantageResult that it returns before V̂, flags and checks.
 _GIVEN = ("rewards", "returns", "episode_return", "fingerprint", "observation")
@@ -44,7 +43,7 @@ def advantage(
             raise TypeError(
                 f"{name} must be a tensor under torch.compile, got {type(value).__name__}; make one outside."
             )
-    handle = handle_of(cfg)
+    handle = cfg._handle
     # A Config made outside is passed by its handle, so another ε does not recompile; one made inside is a constant.
     if not handle and (callable(cfg.estimator) or callable(cfg.value)):
         name = f"estimator={cfg.estimator_name}" if callable(cfg.estimator) else f"value={cfg.value_name}"
@@ -52,7 +51,7 @@ def advantage(
     spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
     tensors, options = [arguments[name] for name in TENSORS], {"check": check, "num_threads": num_threads or 0}
     total, step, episode, returns, cluster, branch, value, flags, late = torch.ops.bipace.advantage(
-        *tensors, layout=handle_of(layout), config=handle, fields=spelled, backend=backend, **options
+        *tensors, layout=layout._handle, config=handle, fields=spelled, backend=backend, **options
     )
     records = CompiledRecords(arguments, layout, cfg, flags, late)
     kept = value if cfg.estimator_row.has_value else None
@@ -80,11 +79,9 @@ class CompiledRecords:
     late: Tensor  # [LATE] bool
 
     def read(self, rows: AdvantageResult) -> Records:
-        """The records on the CPU; waits for the device.  Raises like check()."""
         return self._unread().read(rows)
 
     def check(self, rows: AdvantageResult) -> None:
-        """Raises the error of a deferred value check; synchronizes."""
         self._unread().check(rows)
 
     def _unread(self) -> Unread:

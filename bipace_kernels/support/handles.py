@@ -26,10 +26,6 @@ class Handled:
         self._register()
 
 
-def handle_of(thing: Handled) -> int:
-    return thing._handle
-
-
 def find(handle: int) -> Any:
     """The object with a number."""
     thing = _alive.get(handle)

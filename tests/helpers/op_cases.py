@@ -8,7 +8,6 @@ from batches import make_batch
 
 import bipace_kernels as bk
 from bipace_kernels.ops import registry
-from bipace_kernels.support.handles import handle_of
 
 BATCH = make_batch(3, groups=3, trajectories=3, longest=5)
 LAYOUT = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
@@ -65,7 +64,7 @@ def _cases() -> dict[str, list[Case]]:
     )
     first = {"mode": "first_n", "n": 3, "longest_row": 4}
     tag = {**first, "mode": "action_tag"}
-    chain = {"layout": handle_of(lay), "config": handle_of(CONFIG), "fields": "", "backend": "auto", "check": "auto",
+    chain = {"layout": lay._handle, "config": CONFIG._handle, "fields": "", "backend": "auto", "check": "auto",
              "num_threads": 0}  # fmt: skip
     by_row = (torch.from_numpy(BATCH.rewards), None, None, fingerprint, None, torch.from_numpy(BATCH.action_key))
     return {

@@ -289,12 +289,12 @@ def test_views_are_taken_and_sizes_checked_before_they_are_copied():
 def test_handles_go_with_their_objects():
     lay, config = layout_of(BATCH), bk.Config.bipace(0.123)
     for thing in (lay, config):
-        assert handles.find(handles.handle_of(thing)) is thing
+        assert handles.find(thing._handle) is thing
         for other in (copy.copy(thing), copy.deepcopy(thing), pickle.loads(pickle.dumps(thing)), replace(thing)):
-            assert handles.handle_of(other) != handles.handle_of(thing)
-            assert handles.find(handles.handle_of(other)) is other
+            assert other._handle != thing._handle
+            assert handles.find(other._handle) is other
     assert replace(config) == config
-    gone = handles.handle_of(lay)
+    gone = lay._handle
     del lay, thing, other
     gc.collect()
     refused(f"no object has the handle {gone} any more; keep Layout and Config", handles.find, gone, error=RuntimeError)
