@@ -92,7 +92,11 @@ def calibrate(
     dispatch.check_name(backend)
     decoder = find_decoder(model)
     budget = budget_of(token_budget, decoder.device)
-    radii = _radii(epsilons)
+    radii = _epsilons(epsilons if isinstance(epsilons, (list, tuple)) else [epsilons])
+    assert isinstance(radii, list)
+    if not radii:
+        raise ValueError("epsilons must hold at least one radius, got none; e.g. (0.05, 0.1, 0.15, 0.2).")
+    radii = sorted(set(radii))
     folds = checks.integer_at_least(folds, "folds", 2)
     min_clusters = checks.integer_at_least(min_clusters, "min_clusters", 1)
     seed = checks.integer_at_least(seed, "seed", 0)
@@ -212,14 +216,6 @@ def _choose(
         reason = f"{reason} {over.layer}, {over.pooling}, has {over.accuracy:.3f} but no such ε."
     measured = (best.accuracy, sizes.clusters, sizes.singletons, sizes.median)
     return Chosen(best.layer, best.pooling, chosen.epsilon, *measured, chosen.probes), reason
-
-
-def _radii(epsilons: Any) -> list[float]:
-    radii = _epsilons(epsilons if isinstance(epsilons, (list, tuple)) else [epsilons])
-    assert isinstance(radii, list)
-    if not radii:
-        raise ValueError("epsilons must hold at least one radius, got none; e.g. (0.05, 0.1, 0.15, 0.2).")
-    return sorted(set(radii))
 
 
 def _candidates(layers: Any, n_blocks: int) -> Sequence[int | str]:

@@ -67,7 +67,13 @@ def run(values: Mapping[str, Any]) -> None:
         records = read_records(options, columns, bar, ["action"] if config.needs_keys else [], wanted)
         stage(bar, "computing advantages")
         result = estimate(records, config, depth, options)
-        summary = summarise(records, result)
+        valid = np.ones(len(records), bool) if records.valid is None else np.array(records.valid, bool)
+        advantage = np.abs(result.advantage.numpy()[valid].astype(np.float64))
+        summary: dict[str, float] = {
+            **records.counts(),
+            "mean_absolute_advantage": float(advantage.mean()) if advantage.size else 0.0,
+            **{name.removeprefix("bipace/"): value for name, value in result.metrics().items()},
+        }
         value_r2 = result.value_r2() if config.has_clusters else None
     with output.writing(options.out), files.atomic_file(Path(options.out)) as temporary:
         output.write_table(temporary, table(records, result), metadata(records, config, depth, options))
@@ -231,17 +237,6 @@ def metadata(records: rollouts.Rollouts, config: bk.Config, depth: int, options:
         "action_mode": options.action_mode,
         "merge_files": options.merge_files,
         "inputs": [{"path": s.path, "sha256": s.sha256, "records": s.records} for s in records.sources],
-    }
-
-
-def summarise(records: rollouts.Rollouts, result: Any) -> dict[str, float]:
-    """Counts of the run, and the metrics without their prefix."""
-    valid = np.ones(len(records), bool) if records.valid is None else np.array(records.valid, bool)
-    advantage = np.abs(result.advantage.numpy()[valid].astype(np.float64))
-    return {
-        **records.counts(),
-        "mean_absolute_advantage": float(advantage.mean()) if advantage.size else 0.0,
-        **{name.removeprefix("bipace/"): value for name, value in result.metrics().items()},
     }
 
 

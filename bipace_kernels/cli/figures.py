@@ -154,13 +154,9 @@ def _note(axis: Any, text: str, at: tuple[float, float], offset: tuple[int, int]
     axis.annotate(text, at, offset, textcoords="offset points", fontsize=9, **{"color": "#666666", **style})
 
 
-def _short(text: str, width: int) -> str:
-    """Any text as one line; matplotlib would read $ as mathematics."""
-    return textwrap.shorten(" ".join(text.split()), width, placeholder=" …").replace("$", r"\$")
-
-
 def _title(figure: Figure, text: str) -> None:
-    png.set_title(figure, _short(text, 110))
+    """Any text on one line; matplotlib would read $ as mathematics."""
+    png.set_title(figure, textwrap.shorten(text, 110, placeholder=" …").replace("$", r"\$"))
 
 
 def heat_map(path: Path, result: Calibration) -> None:

@@ -29,7 +29,7 @@ def gather() -> dict[str, Any]:
         "cpu": {
             "model": _cpu_model(),
             "cores": os.cpu_count(),
-            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "usable_cores": len(os.sched_getaffinity(0)),
             "instruction_set": isa,
             "threads": torch.get_num_threads(),
         },
@@ -54,28 +54,6 @@ def run(values: Mapping[str, Any]) -> None:
     if values["as_json"]:
         typer.echo(json.dumps(facts, indent=1))
         return
-    _print(facts)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _print(facts: dict[str, Any]) -> None:
     cpu, cuda = facts["cpu"], facts["cuda"]
     place = {"cpu": "the CPU", "cuda": "a GPU"}
     rows = [
@@ -100,3 +78,21 @@ def _print(facts: dict[str, Any]) -> None:
     ]
     headings = ("backend", "available", "why not", "versions and devices")
     console.print(grid(headings, backends, "Backends", numbers=False))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -126,6 +126,13 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
     if trained:
         shown.append({"key": TRAINED, "label": "as trained", "meaning": "what the trainer used", "partition": TRAINED})
     content: dict[str, Any] = {"groups": [], "rollouts": [], "columns": _columns([row["key"] for row in shown])}
+    cosine = dict.fromkeys(f"cosine of {EMBEDDERS[part.embedder].label}, ε {part.epsilon:.3g}" for part in parts)
+    partitions = [
+        {"key": "exact", "label": "equal observations"},
+        {"key": "history", "label": f"equal histories, up to {options.history_length + 1} observations"},
+        {"key": "cosine", "label": "; ".join(cosine)},
+        *([{"key": TRAINED, "label": "the trainer's own"}] if trained else []),
+    ]
     content["columns"]["trained"] = {n: [] for n in REASONS if getattr(records[0], f"trained_{n}") is not None}
     for number, part in enumerate(parts):
         _add(content, texts, part, number, options, _estimators(part, options, has_actions))
@@ -134,7 +141,7 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
         "gamma": options.gamma,
         "files": [_cut(part.name) for part in parts],
         "estimators": shown,
-        "partitions": _partitions(parts, options, trained),
+        "partitions": partitions,
         "branches": list(BRANCHES),
         "success_above": options.success_above if records[0].success is None else None,
         "neighbours": TRAINED if records[0].trained_neighbours is not None else "recomputed",
@@ -168,16 +175,6 @@ def _estimators(part: Part, options: SimpleNamespace, has_actions: bool) -> list
         Row("gae", "GAE", "GAE(λ) over a value estimated from the batch by a kernel", "kernel", gae),
     ]
     return [row for row in rows if has_actions or row.config.estimator not in PACE_ESTIMATORS]
-
-
-def _partitions(parts: Sequence[Part], options: SimpleNamespace, trained: bool) -> list[dict[str, str]]:
-    cosine = dict.fromkeys(f"cosine of {EMBEDDERS[part.embedder].label}, ε {part.epsilon:.3g}" for part in parts)
-    return [
-        {"key": "exact", "label": "equal observations"},
-        {"key": "history", "label": f"equal histories, up to {options.history_length + 1} observations"},
-        {"key": "cosine", "label": "; ".join(cosine)},
-        *([{"key": TRAINED, "label": "the trainer's own"}] if trained else []),
-    ]
 
 
 def _add(

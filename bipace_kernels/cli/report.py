@@ -52,7 +52,10 @@ class Section:
 def run(values: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
     options, columns = SimpleNamespace(**values), rollouts.Columns.of(values)
-    epsilons = _epsilons(options)
+    epsilons = radii_of(options.epsilons)
+    if not EPSILON.holds(options.epsilon):
+        raise CliError(f"--epsilon must be {EPSILON.text}, got {options.epsilon:g}.")
+    epsilons = sorted({*epsilons, options.epsilon})
     check_sources(options.action_mode, options.fingerprint, columns)
     if options.similar is False and options.similarity != bk.Config.similarity:
         raise CliError("--similarity has no effect with --no-similar; leave one of them out.")
@@ -82,14 +85,6 @@ def run(values: Mapping[str, Any]) -> None:
             (folder / "report.json").write_text(_json(sections, options), encoding="utf-8")
             (folder / "report.md").write_text(_markdown(sections, options), encoding="utf-8")
     _print_summary(sections, options)
-
-
-def _epsilons(options: SimpleNamespace) -> list[float]:
-    """The radii of the curve, including that of the tables, ascending."""
-    values = radii_of(options.epsilons)
-    if not EPSILON.holds(options.epsilon):
-        raise CliError(f"--epsilon must be {EPSILON.text}, got {options.epsilon:g}.")
-    return sorted({*values, options.epsilon})
 
 
 def _sections(records: rollouts.Rollouts) -> list[Section]:

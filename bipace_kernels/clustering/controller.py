@@ -112,13 +112,19 @@ class EpsilonController:
         """
         rows = take_fingerprints(group, trajectory, step, layout, backend, num_threads, fingerprint=fingerprint)
         reward = self._check_returns(returns, rows.layout, trajectory, layout)
-        grid, here = self._grid()
+        half, (low, high) = (self.points - 1) // 2, self.bounds
+        around = [self.epsilon * self.max_step ** (j / half) for j in range(-half, half + 1) if j]
+        grid = sorted({self.epsilon, *(min(max(epsilon, low), high) for epsilon in around)})
+        here = grid.index(self.epsilon)
         points = self._sweep(rows, grid, reward)
         self._updates += 1  # not by a call that fails
         if points[here].sizes.clusters == 0:
             self.reason = f"kept {self.epsilon:.4g}: no row of the batch has a usable fingerprint"
             return self.epsilon
-        chosen, self.reason = self._choose(points, here)
+        best = None if self.objective == "median" else self._best_r2(points, here)
+        chosen, self.reason = best or self._by_median(points, here)
+        if best is None and self.objective == "value_r2":
+            self.reason += "; no ε within one step has its median in the band and a value R²"
         point = points[chosen]
         self._settled = self._inside(point.sizes.median) or self._holds(point.sizes.median)
         self._moves += point.epsilon != self.epsilon
@@ -140,14 +146,6 @@ class EpsilonController:
         values = checks.real_vector(returns, "returns", lay.n_rows).cpu()
         return values.index_select(0, lay.order).to(torch.float32)
 
-    def _grid(self) -> tuple[list[float], int]:
-        """The points within reach, ascending, each once, and the index of the current ε."""
-        half = (self.points - 1) // 2
-        low, high = self.bounds
-        around = [self.epsilon * self.max_step ** (j / half) for j in range(-half, half + 1) if j]
-        grid = sorted({self.epsilon, *(min(max(epsilon, low), high) for epsilon in around)})
-        return grid, grid.index(self.epsilon)
-
     def _sweep(self, rows: Fingerprints, grid: list[float], reward: Tensor | None) -> list[_Point]:
         usable = rows.row_states() == 0
         labels = rows.sweep(grid, usable).masked_fill_(~usable, -1).cpu()
@@ -161,15 +159,6 @@ class EpsilonController:
                 r2 = value_r2(reward[at], row[at], trajectory[at], group[at], lay.n_groups).r2
             points.append(_Point(epsilon, sizes, r2))
         return points
-
-    def _choose(self, points: list[_Point], here: int) -> tuple[int, str]:
-        if self.objective == "median":
-            return self._by_median(points, here)
-        best = self._best_r2(points, here)
-        if best is not None:
-            return best
-        chosen, reason = self._by_median(points, here)
-        return chosen, f"{reason}; no ε within one step has its median in the band and a value R²"
 
     def _by_median(self, points: list[_Point], here: int) -> tuple[int, str]:
         low, high = self.band

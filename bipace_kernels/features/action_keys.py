@@ -93,9 +93,17 @@ def action_keys(
         longest = int(row_offsets.diff().max())
         offsets = transfer.to_device(row_offsets, device, "responses")
     else:
-        ids = _matrix(responses, device)
+        if responses.ndim != 2:
+            cure = "for one response pass responses[None]" if responses.ndim == 1 else "flatten to one row per response"
+            raise ValueError(f"responses must have shape [N, T], got {list(responses.shape)}; {cure}.")
+        ids = _integers(responses, "responses", "token ids of an integer dtype")
+        ids = transfer.to_device(ids, device, "responses")
         if mask is not None:
-            valid = _matrix_mask(mask, ids)
+            valid = _integers(mask, "mask", "bool or integers, non-zero where a token is valid", bools=True)
+            if valid.shape != ids.shape:
+                like = f"{list(ids.shape)} like responses"
+                raise ValueError(f"mask must have shape [N, T] = {like}, got {list(valid.shape)}.")
+            valid = transfer.to_device(valid, device, "mask")
         longest = ids.shape[1]
     if mode == "first_n":
         token_bytes = None
@@ -138,21 +146,6 @@ def _integers(values: Any, name: str, wish: str = "", *, bools: bool = False) ->
     if tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex():
         raise TypeError(f"{name} must be {wish}, got {tensor.dtype}; convert it with .to(torch.int64).")
     return tensor.to(torch.int64) if tensor.device.type == "cpu" else tensor
-
-
-def _matrix(responses: Any, device: torch.device) -> torch.Tensor:
-    if responses.ndim != 2:
-        cure = "; for one response pass responses[None]" if responses.ndim == 1 else "; flatten to one row per response"
-        raise ValueError(f"responses must have shape [N, T], got {list(responses.shape)}{cure}.")
-    ids = _integers(responses, "responses", "token ids of an integer dtype")
-    return transfer.to_device(ids, device, "responses")
-
-
-def _matrix_mask(mask: Any, ids: torch.Tensor) -> torch.Tensor:
-    tensor = _integers(mask, "mask", "bool or integers, non-zero where a token is valid", bools=True)
-    if tensor.shape != ids.shape:
-        raise ValueError(f"mask must have shape [N, T] = {list(ids.shape)} like responses, got {list(tensor.shape)}.")
-    return transfer.to_device(tensor, ids.device, "mask")
 
 
 def _flatten(

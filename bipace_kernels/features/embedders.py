@@ -113,7 +113,10 @@ class ActorHidden:
         """[N, D] the states, checked for shape and dtype."""
         rows = states.rows() if hasattr(states, "rows") else states
         if self.model is not None and _are_prompts(rows):
-            rows = self._extract(rows)
+            from ..hidden import extract
+
+            prompts = (rows["input_ids"], rows.get("attention_mask")) if isinstance(rows, Mapping) else (rows,)
+            rows = extract(self.model, *prompts, **(self.options or {}))
         if not isinstance(rows, (Tensor, np.ndarray)) or rows.ndim != 2:
             shape = list(rows.shape) if isinstance(rows, (Tensor, np.ndarray)) else type(rows).__name__
             also = "" if self.model is None else ", token ids of prompts"
@@ -121,14 +124,6 @@ class ActorHidden:
                 f"states must be hidden states [N, D] or a tap{also}, got {shape}; texts are for the other embedders."
             )
         return checks.fingerprint_matrix(rows, rows.shape[0], "states")
-
-    def _extract(self, prompts: Any) -> Tensor:
-        from ..hidden import extract
-
-        options = dict(self.options or {})
-        if isinstance(prompts, Mapping):
-            return extract(self.model, prompts["input_ids"], prompts.get("attention_mask"), **options)
-        return extract(self.model, prompts, **options)
 
 
 @dataclass(frozen=True)

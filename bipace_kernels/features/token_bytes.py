@@ -84,7 +84,13 @@ def token_bytes(tokenizer: Any) -> TokenBytes:
     TypeError for an object that is not a fast tokenizer; ValueError for one whose tokens are not bytes of the text
     (WordPiece, CTC, decoders with patterns) or whose decode disagrees with the table.
     """
-    backend = _backend_tokenizer(tokenizer)
+    # By duck typing: this package imports neither library.
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not all(callable(getattr(backend, name, None)) for name in ("to_str", "decode_batch", "id_to_token")):
+        raise TypeError(
+            f"tokenizer must be a fast Hugging Face tokenizer or a tokenizers.Tokenizer, got {type(tokenizer).__name__}"
+            f"; load it with AutoTokenizer.from_pretrained(..., use_fast=True), or {_BY_TEXT}."
+        )
     spec = json.loads(backend.to_str())
     to_bytes = _decoder(spec)
     vocabulary = spec["model"]["vocab"]  # Unigram: a list of [token, score]; BPE: token -> id
@@ -109,17 +115,6 @@ def token_bytes(tokenizer: Any) -> TokenBytes:
     strips_space = any(step["type"] in ("Metaspace", "Strip") for step in _decoder_steps(spec))
     _verify(backend, parts, sorted(added), strips_space=strips_space)
     return table
-
-
-def _backend_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizers.Tokenizer inside, by duck typing: this package imports neither library."""
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if all(callable(getattr(backend, name, None)) for name in ("to_str", "decode_batch", "id_to_token")):
-        return backend
-    raise TypeError(
-        f"tokenizer must be a fast Hugging Face tokenizer or a tokenizers.Tokenizer, got {type(tokenizer).__name__}; "
-        f"load it with AutoTokenizer.from_pretrained(..., use_fast=True), or {_BY_TEXT}."
-    )
 
 
 def _decoder_steps(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -147,7 +142,10 @@ def _decoder(spec: dict[str, Any]) -> Callable[[str], bytes]:
     if [step["type"] for step in steps] == ["ByteLevel"]:
         # Latin-1 characters without a byte map outside Latin-1, where encode() refuses them.
         to_latin_1 = {byte: 0x10000 + byte for byte in range(256)}
-        to_latin_1.update({ord(character): byte for byte, character in enumerate(_byte_alphabet())})
+        # GPT-2's table: printable characters of Latin-1 represent themselves, those from U+0100 on the others.
+        printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+        others = iter(range(0x100, 0x200))
+        to_latin_1.update({byte if byte in printable else next(others): byte for byte in range(256)})
 
         def byte_level(token: str) -> bytes:
             try:
@@ -183,16 +181,6 @@ def _decoder(spec: dict[str, Any]) -> Callable[[str], bytes]:
         return _utf8(token)
 
     return pieces
-
-
-def _byte_alphabet() -> list[str]:
-    """The 256 characters that represent the bytes 0 to 255 in byte-level BPE (GPT-2's table).
-
-    Printable characters of Latin-1 represent themselves; the other bytes get the characters from U+0100 on.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _utf8(text: str) -> bytes:

@@ -106,8 +106,9 @@ def prompts_of(
         row = row[: max(columns) + 1]
         prompt = of_tokens.setdefault(row.numpy().tobytes(), len(distinct))
         if prompt == len(distinct):
-            if n_ids is not None:
-                _check_ids(row, n_ids, f"{name}[{i}]")
+            if n_ids is not None and len(outside := row[(row < 0) | (row >= n_ids)]):
+                wish = f"token ids from 0 to {n_ids - 1}"
+                raise ValueError(f"{name}[{i}] must hold {wish}, got {int(outside[0])}; mask padding out.")
             distinct.append(row)
             wanted.append(set())
         wanted[prompt].update(columns)
@@ -160,12 +161,6 @@ def packed_batch(prompts: Sequence[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
     position = torch.cat([torch.arange(len(p)) for p in prompts])
     cu_seqlens = torch.tensor([0, *itertools.accumulate(len(p) for p in prompts)])
     return {"input_ids": torch.cat(list(prompts))[None], "position_ids": position[None]}, cu_seqlens
-
-
-def _check_ids(row: Tensor, n_ids: int, name: str) -> None:
-    outside = row[(row < 0) | (row >= n_ids)]
-    if len(outside):
-        raise ValueError(f"{name} must hold token ids from 0 to {n_ids - 1}, got {int(outside[0])}; mask padding out.")
 
 
 def _padded(input_ids: Any, attention_mask: Any) -> tuple[list[Tensor], list[int], int]:

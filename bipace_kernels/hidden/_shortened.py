@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -105,13 +104,6 @@ def no_gradients(model: nn.Module) -> AbstractContextManager[Any]:
     types = [str(module.__dict__.get("rope_type")) for module in model.modules()]
     growing = any("dynamic" in kind or "longrope" in kind for kind in types)
     return torch.no_grad() if growing or is_sharded(model) else torch.inference_mode()
-
-
-def arguments_for(causal: nn.Module) -> dict[str, Any]:
-    """Arguments of every forward: no cache, and logits of only one token if the head runs."""
-    known = inspect.signature(type(causal).forward).parameters
-    one = next(({name: 1} for name in ("logits_to_keep", "num_logits_to_keep") if name in known), {})
-    return {"use_cache": False, **one}
 
 
 def _head_of(causal: nn.Module) -> list[tuple[nn.Module, str]]:

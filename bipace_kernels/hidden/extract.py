@@ -1,5 +1,6 @@
 """Early exit: hidden states of prompts by a forward that stops after the last chosen block."""
 
+import inspect
 import itertools
 import sys
 from collections.abc import Sequence
@@ -115,7 +116,9 @@ def extract_layers(
     assert prompts is not None
     # Where a token may see later ones, as some Gemmas are configured.
     masked = getattr(text_config(decoder.causal), "use_bidirectional_attention", None) in (True, "all")
-    options = _shortened.arguments_for(decoder.causal)
+    known = inspect.signature(type(decoder.causal).forward).parameters
+    # Logits of only one token if the head runs.
+    one = next(({name: 1} for name in ("logits_to_keep", "num_logits_to_keep") if name in known), {})
     with (
         _shortened.shortened(decoder, n_blocks, norm=any(item.normed for item in tapped.layers)) as called,
         _shortened.no_gradients(decoder.model),
@@ -128,7 +131,7 @@ def extract_layers(
             arguments, cu_seqlens = packed_batch(tokens) if packing else padded_batch(tokens, masked=masked)
             if tapped.enabled:
                 tapped.expect(wanted, cu_seqlens)
-            called(**{name: tensor.to(device) for name, tensor in arguments.items()}, **options)
+            called(**{name: tensor.to(device) for name, tensor in arguments.items()}, use_cache=False, **one)
             bar.update()
     return {key: _rows(tapped, key, prompts) for key in itertools.product(tapped.layers, tapped._poolings)}
 

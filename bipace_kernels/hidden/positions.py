@@ -76,7 +76,13 @@ def turn_positions(mask: Any, prompt_length: Any = 0) -> Positions:
     turns = mask_matrix(mask, "mask")
     before = torch.nn.functional.pad(turns, (1, 0))[:, :-1]
     row, column = torch.nonzero(turns & ~before, as_tuple=True)
-    shift = _prompt_length(prompt_length, turns)
+    if not isinstance(prompt_length, bool) and isinstance(prompt_length, numbers.Integral):
+        shift = torch.tensor(int(prompt_length), device=turns.device)
+    else:
+        lengths = checks.integer_vector(prompt_length, "prompt_length", turns.shape[0], "the rows of mask")
+        shift = lengths.to(turns.device)
+    if shift.numel() and int(shift.min()) < 0:
+        raise ValueError(f"prompt_length must be at least 0, got {int(shift.min())}.")
     column = column + (shift if shift.ndim == 0 else shift[row]) - 1
     bad = column < 0
     if bool(bad.any()):
@@ -114,14 +120,3 @@ def mask_matrix(value: Any, name: str, shape: str = "[B, T]", ndim: int = 2) -> 
     if (tensor.is_floating_point() and tensor.numel()) or tensor.is_complex():  # [] is a tensor of floats
         raise TypeError(f"{name} must be bool or integers, got {tensor.dtype}; compare it, e.g. {name} > 0.")
     return tensor != 0
-
-
-def _prompt_length(value: Any, turns: Tensor) -> Tensor:
-    """A scalar or [B] int64 on the mask's device."""
-    if not isinstance(value, bool) and isinstance(value, numbers.Integral):
-        length = torch.tensor(int(value), device=turns.device)
-    else:
-        length = checks.integer_vector(value, "prompt_length", turns.shape[0], "the rows of mask").to(turns.device)
-    if length.numel() and int(length.min()) < 0:
-        raise ValueError(f"prompt_length must be at least 0, got {int(length.min())}.")
-    return length

@@ -102,8 +102,16 @@ class Tap:
         self.clear()
         try:
             self._undo.append(self._decoder.base.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+            rest = tuple(p for p in self._poolings if p != "attention")
             for layer in self.layers:
-                self._attach(layer)
+                block = self._decoder.blocks[layer.block]
+                if rest:
+                    module = self._decoder.norm if layer.normed else block
+                    self._undo.append(_on_output(module, self._hook(layer, rest)))
+                if "attention" in self._poolings:
+                    # Inside the shards: the block's own parameters are needed, which FSDP frees in its own hook.
+                    inside = unwrap(block, ("_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+                    self._undo.append(_on_output(inside, self._hook(layer, ("attention",)), first=True))
         except BaseException:
             self._detach()
             raise
@@ -159,16 +167,6 @@ class Tap:
         if chosen not in self._poolings:
             raise ValueError(f"pooling must be one of {', '.join(self._poolings)}, got {pooling!r}.")
         return item, chosen
-
-    def _attach(self, layer: Layer) -> None:
-        block = self._decoder.blocks[layer.block]
-        rest = tuple(p for p in self._poolings if p != "attention")
-        if rest:
-            self._undo.append(_on_output(self._decoder.norm if layer.normed else block, self._hook(layer, rest)))
-        if "attention" in self._poolings:
-            # Inside the shards: the block's own parameters are needed, which FSDP frees in its own hook.
-            inside = unwrap(block, ("_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-            self._undo.append(_on_output(inside, self._hook(layer, ("attention",)), first=True))
 
     def _detach(self) -> None:
         while self._undo:

@@ -107,7 +107,12 @@ class Extraction:
 
     def read_layers(self, outputs: Sequence[Any], prompt_lengths: Any = None) -> dict[Layer, Tensor]:
         """read() for all layers of the same files: {Layer: [B, D]}."""
-        requests = _requests(outputs, prompt_lengths)
+        if isinstance(outputs, (str, bytes, Path, Mapping)) or not isinstance(outputs, Sequence) or not outputs:
+            raise TypeError(f"outputs must be a list of finished requests or paths, got {type(outputs).__name__}.")
+        lengths: list[Any] = [None] * len(outputs)
+        if prompt_lengths is not None:
+            lengths = checks.integer_vector(prompt_lengths, "prompt_lengths", len(outputs), "outputs").tolist()
+        requests = [_request(outputs[i], i, length) for i, length in enumerate(lengths)]
         rows: dict[_Request, Tensor] = {}
         for request in dict.fromkeys(requests):
             self._check_inside(request.path)
@@ -218,15 +223,6 @@ class _Stored(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int
-
-
-def _requests(outputs: Any, prompt_lengths: Any) -> list[_Request]:
-    if isinstance(outputs, (str, bytes, Path, Mapping)) or not isinstance(outputs, Sequence) or not outputs:
-        raise TypeError(f"outputs must be a list of finished requests or paths, got {type(outputs).__name__}.")
-    lengths: list[Any] = [None] * len(outputs)
-    if prompt_lengths is not None:
-        lengths = checks.integer_vector(prompt_lengths, "prompt_lengths", len(outputs), "outputs").tolist()
-    return [_request(output, i, length) for i, (output, length) in enumerate(zip(outputs, lengths, strict=True))]
 
 
 def _request(output: Any, index: int, length: int | None) -> _Request:
