@@ -167,5 +167,4 @@ def shown(
 
 def _text(value: Any) -> str:
     """A text for Parquet: valid Unicode, at most 10,000 characters."""
-    text = value if isinstance(value, str) else str(value)
-    return text[:CHARACTERS].encode(errors="replace").decode()
+    return str(value)[:CHARACTERS].encode(errors="replace").decode()

@@ -176,15 +176,19 @@ class RolloutRows:
         rest = states.beyond(total.where(valid, 0.0), summed(rewards).where(valid, 0.0))
         return torch.where(last & (rest != 0), rewards + rest, rewards), total
 
-    def observations(self, tokenizer: Any) -> list[Any]:
-        """[n] observation of each turn: `observation`, else the text of the tokens since the previous turn."""
-        if "observation" in self.extra:
-            return list(self.extra["observation"])
-        return self.turns.observation_texts(self.prompts(), self.responses, tokenizer)
+    def observations(self, tokenizer: Any, turns: Tensor | None = None) -> list[Any]:
+        """[n] observation of each turn: `observation`, else the text of the tokens since the previous turn.
 
-    def actions(self, tokenizer: Any) -> list[str]:
-        """[n] text of each turn's action."""
-        return self.turns.action_texts(self.responses, tokenizer)
+        turns   [k] some turns, all those of their rows
+        """
+        if "observation" in self.extra:
+            seen = self.extra["observation"]
+            return list(seen) if turns is None else [seen[i] for i in turns.tolist()]
+        return self.turns.some(turns).observation_texts(self.prompts(), self.responses, tokenizer)
+
+    def actions(self, tokenizer: Any, turns: Tensor | None = None) -> list[str]:
+        """[n] text of each turn's action; likewise."""
+        return self.turns.some(turns).action_texts(self.responses, tokenizer)
 
     def action_keys(self, tokenizer: Any, settings: Settings, last: Tensor) -> dict[str, Tensor]:
         """The columns `action_…` [n] of the turns, of which some are the last of their rollouts."""
@@ -205,19 +209,10 @@ class RolloutRows:
             )
         return torch.cat(list(rows)).cpu()
 
-    def texts(self, tokenizer: Any, turns: Tensor) -> tuple[list[Any], list[str]]:
-        """Observations and actions of some turns [k], all those of their rows."""
-        some = {name: getattr(self.turns, name)[turns] for name in ("row", "step", "start", "stop")}
-        chosen, ids = replace(self.turns, **some), self.responses.cpu()
-        observations: list[Any] = chosen.observation_texts(self.prompts(), ids, tokenizer)
-        if "observation" in self.extra:
-            observations = [self.extra["observation"][i] for i in turns.tolist()]
-        return observations, chosen.action_texts(ids, tokenizer)
-
     def records(self, states: States, tokenizer: Any, token_rewards: Tensor, update: int = 0) -> dict[str, Any]:
         """Columns [n] of the turns, as advantage() takes them, without states; the arguments as there."""
         if states.recorder is not None:
-            states.recorder.expect(update, partial(self.texts, tokenizer))
+            states.recorder.expect(update, lambda of: (self.observations(tokenizer, of), self.actions(tokenizer, of)))
         config, records = states.settings.config(), dict[str, Any](self.ids())
         records["rewards"], records["episode_return"] = self.rewards(records, token_rewards, states)
         if config.needs_truncated and "truncated" in self.extra:

@@ -62,6 +62,13 @@ class Turns:
     def __len__(self) -> int:
         return len(self.row)
 
+    def some(self, turns: Tensor | None) -> Turns:
+        """Some turns [k], all those of their rows; None: every one."""
+        if turns is None:
+            return self
+        row, step, start, stop = (x[turns] for x in (self.row, self.step, self.start, self.stop))
+        return Turns(row, step, start, stop, self.shape)
+
     @property
     def last(self) -> Tensor:
         """[n] bool: the last turn of its row."""

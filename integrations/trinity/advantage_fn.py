@@ -86,6 +86,12 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
             "every eid.run is 0, and experiences of one task and step have the same prompt: all those of a task count "
             "as turns of one rollout. If they are several rollouts, let your workflow set eid.run = run_id_base + i.",
         )
+    places: dict[str, int] = {}  # number of each experience among those of its trajectory; copies have equal ones
+    counts: dict[str, int] = {}
+    for exp in sorted(exps, key=lambda exp: exp.eid.step):
+        if exp.eid.uid not in places:
+            places[exp.eid.uid] = counts.get(exp.eid.rid, 0)
+            counts[exp.eid.rid] = places[exp.eid.uid] + 1
     infos = [exp.info for exp in exps]
     if states.settings.config().needs_observation or states.settings.embedder == "identity":
         infos = with_hashes(infos, Turns.of(mask).counts.tolist())
@@ -96,7 +102,7 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
         prompts=lambda: [exp.tokens[: exp.prompt_length] for exp in exps],
         group=[exp.eid.tid for exp in exps],
         trajectory=[exp.eid.run for exp in exps],
-        place=_places(exps),
+        place=[places[exp.eid.uid] for exp in exps],
         valid=torch.ones(len(exps), dtype=torch.bool),
         extra=extra_of(infos, INFO),
         mask_name="action_mask",
@@ -120,14 +126,3 @@ def with_hashes(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> li
         )
         return list(infos)
     return [{**info, "observation": h} if h is not None else info for h, info in zip(hashes, infos, strict=True)]
-
-
-def _places(exps: Sequence[Any]) -> list[int]:
-    """[B] number of each experience among those of its trajectory; copies have equal ones."""
-    places: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    for exp in sorted(exps, key=lambda exp: exp.eid.step):
-        if exp.eid.uid not in places:
-            places[exp.eid.uid] = counts.get(exp.eid.rid, 0)
-            counts[exp.eid.rid] = places[exp.eid.uid] + 1
-    return [places[exp.eid.uid] for exp in exps]

@@ -186,13 +186,6 @@ class Reported:
             every += [*texts, *([""] * n)][:n]
         return every
 
-    def flat(self, rows: list[list[Entries] | None] | None) -> list[Entries | None]:
-        """[n] entries of each turn from by_turn(); None in a row without entries."""
-        entries: list[Entries | None] = []
-        for row, n in zip(rows or [None] * self.turns.shape[0], self.turns.counts.tolist(), strict=True):
-            entries += [None] * n if row is None else [*row, *([[]] * n)][:n]
-        return entries
-
     def _given(self, name: str) -> list[Any]:
         return fields(self.inputs, name, self.loop) if self.of_function else self._logs(name)
 

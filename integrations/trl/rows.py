@@ -70,28 +70,24 @@ class TrlRows(RowsOfProcess):
             keys["action_kind"] = keys["action_kind"].masked_fill(acted, KINDS.index("rollout"))
         return keys
 
-    def observations(self, tokenizer: Any) -> list[Any]:
-        entries = self.entries("observations")
+    def observations(self, tokenizer: Any, turns: Tensor | None = None) -> list[Any]:
+        entries = self.entries("observations", turns)
         # Nothing is decoded where each turn has an entry.
-        decoded: list[Any] = entries if all(entries) else super().observations(tokenizer)
+        decoded: list[Any] = entries if all(entries) else super().observations(tokenizer, turns)
         return [of_turn[-1] if of_turn else text for of_turn, text in zip(entries, decoded, strict=True)]
 
-    def actions(self, tokenizer: Any) -> list[str]:
-        written = zip(self.entries("actions"), super().actions(tokenizer), strict=True)
-        return [_joined(of_turn) if of_turn else text for of_turn, text in written]
+    def actions(self, tokenizer: Any, turns: Tensor | None = None) -> list[str]:
+        written = zip(self.entries("actions", turns), self.turns.some(turns).last.tolist(), strict=True)
+        texts = zip(written, super().actions(tokenizer, turns), strict=True)
+        # A last turn may have the empty action.
+        return [_joined(own) if own or (own is not None and last) else text for (own, last), text in texts]
 
-    def texts(self, tokenizer: Any, turns: Tensor) -> tuple[list[Any], list[str]]:
-        seen, done = super().texts(tokenizer, turns)
-        observations, actions, last = self.entries("observations"), self.entries("actions"), self.turns.last.tolist()
-        for k, i in enumerate(turns.tolist()):
-            seen[k] = (observations[i] or [seen[k]])[-1]
-            if (entries := actions[i]) or (entries is not None and last[i]):  # a last turn may have the empty action
-                done[k] = _joined(entries)
-        return seen, done
-
-    def entries(self, name: str) -> list[Entries | None]:
-        """[n] of each turn; None in a row without."""
-        return self.reported.flat(self.extra[name])
+    def entries(self, name: str, turns: Tensor | None = None) -> list[Entries | None]:
+        """[n] of each turn, or [k] of some; None in a row without entries."""
+        entries: list[Entries | None] = []
+        for row, n in zip(self.extra[name] or [None] * len(self.valid), self.turns.counts.tolist(), strict=True):
+            entries += [None] * n if row is None else [*row, *([[]] * n)][:n]
+        return entries if turns is None else [entries[i] for i in turns.tolist()]
 
 
 def _joined(entries: Sequence[Any]) -> str:

@@ -86,7 +86,11 @@ def records_of(
     if settings.gae is None:
         records["returns"] = rows.returns
         return records, config
-    records["rewards"] = _rewards(data, settings)[first].masked_fill(rows.score.isnan(), torch.nan)
+    # r_t: the environment's reward, minus the invalid-action penalty and the row's KL.
+    rewards, legal = (torch.from_numpy(fields[k].astype(np.float64)) for k in ("rewards", "is_action_valid"))
+    kl = (data.batch["token_level_rewards"].double() - data.batch["token_level_scores"].double()).sum(-1)
+    rewards = rewards - settings.penalty * (1 - legal) + kl.cpu()
+    records["rewards"] = rewards[first].masked_fill(rows.score.isnan(), torch.nan)
     if "truncated" in fields:
         records["truncated"] = fields["truncated"][first.numpy()].astype(bool)
     return records, config
@@ -161,14 +165,6 @@ def texts(data: Any, tokenizer: Any, rows: torch.Tensor) -> tuple[list[Any], lis
     written = [row[kept != 0].tolist() for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)]
     seen = data.non_tensor_batch["anchor_obs"][rows.numpy()]
     return list(seen), tokenizer.batch_decode(written, skip_special_tokens=True)
-
-
-def _rewards(data: Any, settings: Settings) -> torch.Tensor:
-    """[N] float64 r_t of gae: the environment's reward, minus the invalid-action penalty and the row's KL."""
-    fields = data.non_tensor_batch
-    rewards, valid = (torch.from_numpy(fields[k].astype(np.float64)) for k in ("rewards", "is_action_valid"))
-    kl = (data.batch["token_level_rewards"].double() - data.batch["token_level_scores"].double()).sum(-1)
-    return rewards - settings.penalty * (1 - valid) + kl.cpu()
 
 
 def _hidden(data: Any) -> Any:

@@ -245,7 +245,7 @@ def test_trl_a_last_turn_without_an_action_is_recorded_as_it_trained(tmp_path):
         mask=mask, scores=one, responses=torch.arange(5)[None], prompts=lambda: [mask[0]], valid=one.bool(),
         reported=reported, dropped=one.bool(), extra={"observations": None, "actions": [[["go", "on"], [], []]]},
     )  # fmt: skip
-    done = rows.texts(Words(), torch.arange(3))[1]
+    done = rows.actions(Words(), torch.arange(3))
     assert done == ["go\non", Words().batch_decode([[2]], skip_special_tokens=True)[0], ""]
 
 
