@@ -22,8 +22,8 @@ HOST = ("similar", "ngrams")  # stages of texts, always on the host
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
 _AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by the tensors' device, best first
 _imports = threading.RLock()  # threads that import modules of one package at once may meet Python's _DeadlockError
-if hasattr(os, "register_at_fork"):  # no child begins with a module half imported, or with the lock of a lost thread
-    os.register_at_fork(before=_imports.acquire, after_in_parent=_imports.release, after_in_child=_imports.release)
+# No child begins with a module half imported, or with the lock of a lost thread.
+os.register_at_fork(before=_imports.acquire, after_in_parent=_imports.release, after_in_child=_imports.release)
 
 
 def package_of(backend: str, stage: str) -> str:

@@ -21,8 +21,7 @@ def _in_child() -> None:
     _forked = True
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_in_child)
 
 
 def checked(num_threads: Any) -> int | None:

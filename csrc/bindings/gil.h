@@ -27,15 +27,11 @@ class GilReleased {
   // Python before 3.14 ends a daemon thread that requests the GIL during interpreter shutdown by unwinding its stack,
   // which would abort the process in the first C++ frame.  Such a thread waits for the end of the process instead.
   void take() {
-#ifdef __GLIBCXX__
     try {
       PyEval_RestoreThread(state_);
     } catch (...) {  // of a C function, which throws nothing else
       for (;;) pause();
     }
-#else
-    PyEval_RestoreThread(state_);
-#endif
   }
   static bool ask(void* self) {
     GilReleased& own = *static_cast<GilReleased*>(self);
