@@ -128,15 +128,10 @@ def in_block(k: Floats, own: Floats, t: Floats, trajectory: Ints, kernel: Kernel
         c = c + kernel.same
         if kernel.inside:
             c = c + kernel.inside * kernel_matrix(own, own, t, t, kernel.width, kernel.horizon)
-    return c, kernel.noise * np.eye(len(k)) + luck(t, trajectory, kernel)
-
-
-def luck(t: Floats, trajectory: Ints, kernel: Kernel) -> Floats:
-    """β L Lᵀ, L_ij = γ^(t_j − t_i) from a record to itself and the later ones of its trajectory."""
     later = t - t[:, None]
+    # L_ij = γ^(t_j − t_i) from a record to itself and the later ones of its trajectory.
     towards = np.where((trajectory[:, None] == trajectory) & (later >= 0), kernel.gamma ** np.maximum(later, 0.0), 0.0)
-    both: Floats = kernel.luck * (towards @ towards.T)
-    return both
+    return c, kernel.noise * np.eye(len(k)) + kernel.luck * (towards @ towards.T)
 
 
 def spaced(n: int) -> Ints:
@@ -212,23 +207,15 @@ def same_action_advantage(
 
 
 def normed_advantage(records: Records, advantage: Tensor, returns: Tensor, step_norm: str) -> Tensor:
-    r, offsets = returns.to(torch.float64).numpy(), records.group_offsets.tolist()
-    scaled = _normed(advantage.numpy(), r, offsets, step_norm)
-    limit = torch.finfo(torch.float32).max
-    return torch.from_numpy(scaled).clamp(-limit, limit).to(torch.float32)
-
-
-def _normed(a: Floats, returns: Floats, group_offsets: list[int], step_norm: str) -> Floats:
-    """a / its root mean square over the batch or its group; 0 where that is rounding."""
-    if step_norm == "none" or not len(a):
-        return a
-    squares = [float((a[begin:end] ** 2).sum()) for begin, end in pairwise(group_offsets)]
-    if step_norm == "batch":
-        return a * _reciprocal(sum(squares), len(a), float(np.abs(returns).max()))
-    out = np.zeros(len(a))
-    for square, (begin, end) in zip(squares, pairwise(group_offsets), strict=True):
-        out[begin:end] = a[begin:end] * _reciprocal(square, end - begin, float(np.abs(returns[begin:end]).max()))
-    return out
+    a, r, limit = advantage.numpy().copy(), returns.to(torch.float64).numpy(), torch.finfo(torch.float32).max
+    parts = [slice(*ends) for ends in pairwise(records.group_offsets.tolist()) if ends[0] < ends[1]]
+    squares = [float((a[part] ** 2).sum()) for part in parts]
+    if step_norm == "batch" and len(a):
+        a *= _reciprocal(sum(squares), len(a), float(np.abs(r).max()))
+    elif step_norm == "group":
+        for square, part in zip(squares, parts, strict=True):
+            a[part] *= _reciprocal(square, part.stop - part.start, float(np.abs(r[part]).max()))
+    return torch.from_numpy(a).clamp(-limit, limit).to(torch.float32)
 
 
 def _reciprocal(square: float, n: int, largest: float) -> float:
