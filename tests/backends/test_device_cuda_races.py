@@ -168,14 +168,6 @@ def caught(emulator, file, line):
     return ""
 
 
-def line_of(file, function, text, which=0):
-    """The line of a function in which some text stands, the first or a later one."""
-    lines = (CUDA / file).read_text().splitlines()
-    begin = next(i for i, line in enumerate(lines) if re.match(rf".*\b{function}\(", line) and "BIPACE_DEVICE" in line)
-    end = next(i for i in range(begin + 1, len(lines)) if lines[i].startswith("}"))
-    return [i + 1 for i in range(begin, end) if text in lines[i]][which]
-
-
 @pytest.mark.parametrize(("file", "function", "text", "which", "said"), [
     pytest.param("clusters.cu", "join_few", "sync_warp", 0, "a race", id="before S is written"),
     pytest.param("clusters.cu", "join_few", "sync_warp", 1, "a race", id="before S is read"),
@@ -184,7 +176,11 @@ def line_of(file, function, text, which=0):
     pytest.param("gram.cu", "multiply_by_groups", "sync_block", 0, "a race|before it", id="a stage loaded anew"),
 ])  # fmt: skip
 def test_a_planted_fault_is_caught(emulator, file, function, text, which, said):
-    assert re.search(said, caught(emulator, file, line_of(file, function, text, which)))
+    lines = (CUDA / file).read_text().splitlines()
+    begin = next(i for i, line in enumerate(lines) if re.match(rf".*\b{function}\(", line) and "BIPACE_DEVICE" in line)
+    end = next(i for i in range(begin + 1, len(lines)) if lines[i].startswith("}"))
+    line = [i + 1 for i in range(begin, end) if text in lines[i]][which]
+    assert re.search(said, caught(emulator, file, line))
 
 
 @pytest.mark.slow

@@ -36,9 +36,7 @@ def write(path, *lines):
 
 
 def error_of(path, **options):
-    with pytest.raises(CliError) as caught:
-        rollouts.read([path], **options)
-    return str(caught.value)
+    return refused("", rollouts.read, [path], error=CliError, **options)
 
 
 def outcome(path, **options):

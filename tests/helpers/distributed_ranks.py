@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -190,16 +191,12 @@ def check_advantage(group: Any, seed: int) -> str:
 @contextlib.contextmanager
 def without_pickle() -> Iterator[None]:
     """Where what another rank sent is unpickled, that rank can run any code here."""
-    objects, loads = distributed_c10d._tensor_to_object, pickle.loads
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a pickle of another rank was loaded")
 
-    distributed_c10d._tensor_to_object = pickle.loads = refuse
-    try:
+    with patch.object(distributed_c10d, "_tensor_to_object", refuse), patch.object(pickle, "loads", refuse):
         yield
-    finally:
-        distributed_c10d._tensor_to_object, pickle.loads = objects, loads
 
 
 @without_pickle()
@@ -328,17 +325,10 @@ def case_errors(group: Any) -> dict[str, str]:
 
 def case_owner(group: Any) -> str:
     """A failure in the middle of one owner's work is raised on all ranks."""
-    work = distributed._cluster
-
-    def fail(*_: Any) -> Any:
-        raise MemoryError("no room")
-
-    plan = distributed.plan_owners(torch.full((3, 1), 3))
-    if dist.get_rank(group) == int(plan[0]):
-        distributed._cluster = fail
-    said = error_of(lambda: distributed.advantage(**small(dist.get_rank(group)), process_group=group))
-    distributed._cluster = work
-    return said
+    owns = dist.get_rank(group) == int(distributed.plan_owners(torch.full((3, 1), 3))[0])
+    error, work = MemoryError("no room") if owns else None, distributed._cluster
+    with patch.object(distributed, "_cluster", wraps=work, side_effect=error):
+        return error_of(lambda: distributed.advantage(**small(dist.get_rank(group)), process_group=group))
 
 
 @contextlib.contextmanager
@@ -355,11 +345,8 @@ def counted(sent: dict[str, int]) -> Iterator[None]:
         sent["all" if mine.shape[1] > 1 else "heads"] += mine.numel() * mine.element_size()
         return to_all(parts, mine, group=group)
 
-    dist.all_to_all_single, dist.all_gather = count_owners, count_all
-    try:
+    with patch.object(dist, "all_to_all_single", count_owners), patch.object(dist, "all_gather", count_all):
         yield
-    finally:
-        dist.all_to_all_single, dist.all_gather = to_owners, to_all
 
 
 def case_bytes(group: Any) -> list[list[int]]:

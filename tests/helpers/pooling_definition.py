@@ -30,26 +30,20 @@ def pool_rows(
         if not (0 <= b < hidden.shape[0] and 0 <= begin <= end < hidden.shape[1]):
             continue
         tokens = hidden[b, begin : end + 1].double()  # [len, D]
-        if pooling == "attention":
-            vector = _weights(attention, i, b, begin, end) @ tokens
-        else:
-            vector = tokens.mean(0)
+        vector = tokens.mean(0)
+        if pooling == "attention":  # softmax of the state's scores over its prompt, mean over the heads
+            query = attention.query[i].double()  # [heads, head_dim]
+            key = attention.key[b, begin : end + 1].double()  # [len, key_heads, head_dim]
+            key = key.repeat_interleave(query.shape[0] // key.shape[1], dim=1)
+            score = torch.einsum("hd,thd->ht", query, key) * attention.scale
+            if attention.softcap:
+                score = attention.softcap * torch.tanh(score / attention.softcap)
+            vector = score.softmax(1).mean(0) @ tokens
         if unit:
             norm = vector.norm()
             vector = torch.where(norm > 0, vector / norm, vector)
         out[i] = vector
     return out
-
-
-def _weights(attention: Any, i: int, b: int, begin: int, end: int) -> Tensor:
-    """[len] float64: softmax of the state's scores over its prompt, mean over the heads."""
-    query = attention.query[i].double()  # [heads, head_dim]
-    key = attention.key[b, begin : end + 1].double()  # [len, key_heads, head_dim]
-    key = key.repeat_interleave(query.shape[0] // key.shape[1], dim=1)
-    score = torch.einsum("hd,thd->ht", query, key) * attention.scale
-    if attention.softcap:
-        score = attention.softcap * torch.tanh(score / attention.softcap)
-    return score.softmax(1).mean(0)
 
 
 class Made(TorchDispatchMode):

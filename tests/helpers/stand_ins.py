@@ -66,7 +66,10 @@ class Watched(dispatch.Backend):
         """The masks of a GPU's records are not for the stages of a CPU."""
         name = function.__name__
         if name == "combine":
-            return function(replace(records, source=_of_taken(records)), **columns)
+            source, taken = records.source, records.taken
+            if taken is not None and records.n_records:
+                source = source.masked_fill(~taken[source.clamp(min=0)], -1)
+            return function(replace(records, source=source), **columns)
         if name == "episode_advantage":
             return without_masks(function, replace(records, taken=None), columns)
         if name in ("step_advantage", "hgpo_advantage"):  # labels say who takes part
@@ -119,13 +122,6 @@ class Watched(dispatch.Backend):
             return function(*args, **kwargs)
 
         return read
-
-
-def _of_taken(records):
-    """[N] the source of each row; −1 for those of records that are not taken."""
-    if records.taken is None or not records.n_records:
-        return records.source
-    return records.source.masked_fill(~records.taken[records.source.clamp(min=0)], -1)
 
 
 class _Reading(TorchDispatchMode):

@@ -130,13 +130,6 @@ def hgpo(device, longest, lay, r, depths, episode, **options):
         )  # fmt: skip
 
 
-def depths_of(lay, labels, depth):
-    """Finer and finer partitions; the first records of a trajectory have no long history."""
-    place = torch.arange(lay.n_records) - lay.trajectory_offsets[:-1][lay.trajectory_of_record()]
-    finer = [torch.where(place >= k, labels * 3**k + place % 3**k, -1) for k in range(depth)]
-    return torch.stack([dense(row) for row in finer])
-
-
 @BOTH_WAYS
 @pytest.mark.parametrize("norm", ["none", "std"])
 @pytest.mark.parametrize("alpha", [slow(0.0), 0.5, slow(1.0), slow(2000.0)])
@@ -144,7 +137,9 @@ def depths_of(lay, labels, depth):
 def test_hgpo(device, longest, norm, alpha, base_group):
     lay = ragged(4, groups=3, trajectories=4)
     r, labels, _ = records(4, lay, states=2)
-    depths = depths_of(lay, labels, 3)
+    # Finer and finer partitions; the first records of a trajectory have no long history.
+    place = torch.arange(lay.n_records) - lay.trajectory_offsets[:-1][lay.trajectory_of_record()]
+    depths = torch.stack([dense(torch.where(place >= k, labels * 3**k + place % 3**k, -1)) for k in range(3)])
     episode = torch.randn(lay.n_records, generator=torch.Generator().manual_seed(4)) * (labels % 2)
     options = {"step_norm": norm, "alpha": alpha, "base_group": base_group}
     got = hgpo(device, longest, lay, r, depths, episode, **options)
