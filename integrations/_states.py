@@ -201,7 +201,7 @@ class States:
             if self.memory is not None and len(self.memory) and self._remembered not in ("", used):
                 text = f"{self.where}share=memory begins anew: its states are of {self._remembered}, and now of {used}."
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
-                self.memory.load_state_dict({})
+                self.memory.restore(None)
             self._remembered = used
             epsilon = self.radius.of(used, columns, gather) if config.has_epsilon else None
         elif config.needs_observation:

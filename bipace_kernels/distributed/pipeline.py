@@ -94,12 +94,12 @@ def advantage(
         checks.check_check(check)
         return _check_own(arguments, config, backend, num_threads, memory)
 
-    held = None if memory is None else memory._held
+    held = None if memory is None else memory.state()
     try:
         result = _run(process_group, prepare)
     except BaseException:
         if memory is not None:
-            memory._held = held  # its owner read bad rows before the other ranks knew of them
+            memory.restore(held)  # its owner read bad rows before the other ranks knew of them
         raise
     back = interop.from_dlpack_of(arguments)
     return result if back is None else result.as_arrays(back)

@@ -157,7 +157,7 @@ class ValueMemory:
         self._held = readings.last(self.max_rows)
 
     def before(self, held: Readings | None, now: Readings) -> Readings:
-        """The records held, followed by the current ones."""
+        """The records of a state(), followed by the current ones."""
         if held is None or not sum(held.groups):
             return now
         if held.fingerprint.shape[1] != now.fingerprint.shape[1]:
@@ -168,7 +168,7 @@ class ValueMemory:
         return held.then(now)
 
     def keep(self, held: Readings | None, now: Readings, both: Readings) -> None:
-        """Adds the current records to those held when they were read, or that another thread has added meanwhile.
+        """Adds the current records to the state() that they were read with, or that another thread made meanwhile.
 
         both   before(held, now)
         """
@@ -177,3 +177,11 @@ class ValueMemory:
             held = self._held
             kept = self.before(held, now).last(self.max_rows)
         self._held = kept
+
+    def state(self) -> Readings | None:
+        """The content, for before(), keep() and restore()."""
+        return self._held
+
+    def restore(self, held: Readings | None) -> None:
+        """Back to an earlier state()."""
+        self._held = held

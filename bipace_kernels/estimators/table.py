@@ -135,7 +135,7 @@ def _kernel_values(batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
     groups, trajectories = (tuple(x.diff().tolist()) for x in (lay.group_offsets, lay.trajectory_offsets))
     time = records.time.clone()  # a layout's own
     now = Readings(batch.by_record(fingerprint), batch.returns, time, _inside(batch), groups, trajectories)
-    held = batch.memory._held
+    held = batch.memory.state()
     both = batch.memory.before(held, now)
     every = both.records()
     earlier = every.n_records - records.n_records

@@ -118,21 +118,17 @@ def action_keys(
     with threads.using(num_threads):
         keys, parsed, first_bad = stage.hash_token_ids(tokens, mode, min(int(n), _LARGEST_N))
     if token_bytes is not None and (check == "now" or not chosen.deferred) and (position := int(first_bad)) >= 0:
-        row, column, token = _place(position, ids, row_offsets)
+        if row_offsets is None:
+            row, column = divmod(position, ids.shape[1])
+        else:
+            row = int(torch.searchsorted(row_offsets, position, right=True)) - 1
+            column = position - int(row_offsets[row])
+        token = int(ids[position] if ids.ndim == 1 else ids[row, column])
         raise ValueError(
             f"responses must hold token ids from 0 to {token_bytes.vocabulary_size - 1}, got {token} in row {row}, "
             f"column {column}; mask padding out, or make token_bytes from the tokenizer that made the ids."
         )
     return keys, parsed
-
-
-def _place(position: int, ids: torch.Tensor, row_offsets: torch.Tensor | None) -> tuple[int, int, int]:
-    """Row, column and id of a flat position."""
-    if row_offsets is None:
-        row, column = divmod(position, ids.shape[1])
-        return row, column, int(ids[row, column])
-    row = int(torch.searchsorted(row_offsets, position, right=True)) - 1
-    return row, position - int(row_offsets[row]), int(ids[position])
 
 
 def _integers(values: Any, name: str, wish: str = "", *, bools: bool = False) -> torch.Tensor:
