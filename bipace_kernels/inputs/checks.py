@@ -100,8 +100,7 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
         array = array.astype(np.int64)
     elif array.dtype == np.longdouble and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
-    flags = array.flags
-    if any(s < 0 for s in array.strides) or not (flags.writeable and flags.aligned and array.dtype.isnative):
+    if any(s < 0 for s in array.strides) or not (array.flags.behaved and array.dtype.isnative):
         array = array.astype(array.dtype.newbyteorder("="), copy=True)
     return torch.from_numpy(array)
 

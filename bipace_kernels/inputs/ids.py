@@ -92,8 +92,10 @@ def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
 
 def warn_of_numbered_ids(ids: Any, what: str, *, stacklevel: int) -> None:
     """Once where ids of trajectories are not integers: greedy clusters, `what`, depend on their numbers."""
-    first = 0 if isinstance(ids, Tensor) else next(iter(as_sequence(ids, "trajectory")), 0)
-    if not isinstance(first, (int, float, np.number, Tensor, type(None))):  # padding may be None or NaN
+    integers = isinstance(ids, Tensor) or (isinstance(ids, np.ndarray) and ids.dtype.kind in "iu")
+    items = () if integers else as_sequence(ids, "trajectory")
+    kinds = {type(x) for x in items if not (isinstance(x, float) and x != x)}  # padding may be None or NaN
+    if bool in kinds or not all(issubclass(kind, (int, np.integer, Tensor, type(None))) for kind in kinds):
         text = f"trajectory ids that are not integers are numbered by first appearance, on which {what} depend: "
         text += "the same rows in another order may get other clusters. Integer ids avoid this."
         warn_once("numbered trajectory ids", text, stacklevel=stacklevel)
@@ -221,7 +223,10 @@ def _as_array(values: Any) -> np.ndarray[Any, Any] | None:
     if isinstance(values, np.ndarray):
         return values
     if hasattr(values, "__array__") and not isinstance(values, (list, tuple, np.generic)):
-        return np.asarray(values)
+        array = np.asarray(values)
+        if array.dtype.kind == "f" and "int" in str(getattr(values, "type", "")):
+            return np.fromiter(values.to_pylist(), np.object_, len(array))  # floats of pyarrow's integers beside nulls
+        return array
     return None
 
 

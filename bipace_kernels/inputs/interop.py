@@ -22,10 +22,8 @@ def is_interop_array(value: Any) -> bool:
     """
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic, list, tuple, str, bytes)) or value is None:
         return False
-    kind = type(value)
-    if kind.__module__.partition(".")[0] == "pyarrow":
-        return False
-    return hasattr(kind, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+    library = type(value).__module__.partition(".")[0]
+    return library != "pyarrow" and (hasattr(type(value), "__dlpack__") or hasattr(value, "__cuda_array_interface__"))
 
 
 def to_torch(value: Any, name: str) -> Any:

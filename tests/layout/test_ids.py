@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from lying import LyingList
 from refusals import refused
 
+import bipace_kernels as bk
 from bipace_kernels.backends import native_loader
 from bipace_kernels.inputs.canonical import canonical
 from bipace_kernels.inputs.ids import ids_to_int, number_objects
@@ -249,6 +250,15 @@ def test_arrays_without_an_axis_or_meaningful_bytes_and_a_column_like_pandas():
             return np.array(["b", "a", "b"], dtype=object)
 
     assert codes(Column()) == [0, 1, 0] and ids_to_int(Column(), "group")[0].tolist() == [0, 1, 0]
+
+
+def test_integers_beside_nulls_stay_integers():
+    column = pytest.importorskip("pyarrow").array([2**53, 2**53 + 1, None, 2**53])
+    assert codes(column) == [0, 1, 2, 0]
+    assert ids_to_int(column.fill_null(-1), "group")[0].tolist() == [2**53, 2**53 + 1, -1, 2**53]
+    with pytest.raises(ValueError, match=r"group\[2\] must be an id, got None"):
+        ids_to_int(column, "group")
+    assert bk.layout(column, [0, 1, 2, 0], valid=[True, True, False, True]).n_groups == 2
 
 
 class Colour(IntEnum):

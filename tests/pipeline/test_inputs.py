@@ -326,7 +326,15 @@ def test_trajectory_ids_that_are_no_integers_are_warned_of_once(monkeypatch, rec
     bk.advantage(trajectory=list("dbca"), config=bk.Config.bigpo(), **columns)
     bk.cluster(EYE, list("aabb"))  # trajectories are not given: rows stay in their order
     assert not recwarn.list
+    bk.cluster(EYE, [0] * 4, trajectory=[3, np.int64(1), torch.tensor(2), 0])
+    for ids in ([0, "b", "c", "a"], [3.0, 1.0, 2.0, 0.0], [True, False, 2, 3], np.array(list("dbca"), object)):
+        monkeypatch.setattr(_warnings, "_given", set())
+        with pytest.warns(RuntimeWarning, match="Integer ids avoid this"):
+            bk.cluster(EYE, [0] * 4, trajectory=ids)
     monkeypatch.setattr(_warnings, "_given", set())
+    nothing = {"valid": [False, True, True, True], "config": bk.Config.bigpo()}
+    bk.advantage(trajectory=[float("nan"), 1, 2, 0], **nothing, **columns)
+    assert not recwarn.list
     with pytest.warns(RuntimeWarning, match="Integer ids avoid this") as given:
         bk.cluster(EYE, [0] * 4, trajectory=[(letter, 0) for letter in "dbca"])
     assert given[0].filename == __file__
