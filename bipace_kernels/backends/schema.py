@@ -33,7 +33,7 @@ FLAT = 1e-5  # up to this centred squared length a row counts as the mean
 FOLDED = 512  # longer rows are folded to this length
 SMALLEST = 1e-6  # of the first eigenvalue: directions beyond are rounding
 JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
-TINY = 1e-6  # of max |R|: a root mean square up to this is rounding
+TINY = 1e-6  # of max |R| or, where this is 0, of float32's least: a root mean square up to this is rounding
 HUGE = 2.0**600  # weights of A beyond are divided by it until they are summed, so that no inf − inf is NaN
 LIMIT = 1e37  # a larger return counts as non-finite: differences and sums of two smaller ones fit float32
 

@@ -563,7 +563,7 @@ void normed_advantage(const double* advantage, const float* returns, const int64
   });
   const auto reciprocal = [](double total, int64_t n, float most) {
     const double size = n ? std::sqrt(total / static_cast<double>(n)) : 0.0;
-    return most > 0.0f && size > kTiny * static_cast<double>(most) ? 1.0 / size : 0.0;
+    return size > kTiny * std::max(most, std::numeric_limits<float>::min()) ? 1.0 / size : 0.0;
   };
   double whole = 0.0;
   float most = 0.0f;

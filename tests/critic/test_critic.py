@@ -307,6 +307,16 @@ def test_root_mean_squares_of_one(norm):
     assert [float(s.mean()) for s in sizes] == pytest.approx([1.0] * len(sizes), abs=1e-5)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_prompt_without_rewards_keeps_what_other_prompts_say(backend):
+    """Its returns are all 0, and its shared values are not: they are divided like those of any other group."""
+    rewards, of_group = np.where(BATCH.group == 1, 0.0, BATCH.rewards), torch.from_numpy(BATCH.group == 1)
+    config = VALUES["shared"]
+    raw = run(config, rewards=rewards, backend=backend).advantage[of_group]
+    by_group = run(replace(config, step_norm="group"), rewards=rewards, backend=backend).advantage[of_group]
+    close(by_group, raw / raw.double().square().mean().sqrt(), 2e-5)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6), width=st.floats(0.05, 1e3), time=st.one_of(st.none(), st.floats(1e-3, 1e6)),

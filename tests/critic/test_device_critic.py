@@ -125,7 +125,8 @@ EVERY = list(itertools.product(NUMBERS, (False, True), ("none", "batch", "group"
 def test_gae_and_normed_advantage(device, numbers, masked, norm):
     case = Case(2)
     lay, time = case.lay, case.lay.step
-    value = case.returns.double() * 0.5
+    value, returns = case.returns.double() * 0.5, case.returns.clone()
+    returns[: int(lay.group_offsets[1])] = 0.0  # a group is divided also if its returns say nothing of its size
     for step in (None, time, 3 * time, time // 2):  # the last: copies of a step
         cut, taken = (case.cut, case.taken) if masked else (None, None)
         rewards = torch.where(case.taken, case.rewards, float("nan")) if masked else case.rewards
@@ -133,12 +134,12 @@ def test_gae_and_normed_advantage(device, numbers, masked, norm):
         size = {"n_trajectories": lay.n_trajectories}
         raw = reference_critic.gae_advantage(*given, *numbers, **size, taken=taken)
         want = reference_critic.normed_advantage(
-            raw, case.returns, lay.group_offsets, **case.groups, taken=taken, step_norm=norm
+            raw, returns, lay.group_offsets, **case.groups, taken=taken, step_norm=norm
         )
         with sentinels():
-            *there, kept, returns, offsets = moved(device, (*given, taken, case.returns, lay.group_offsets))
+            *there, kept, moved_returns, offsets = moved(device, (*given, taken, returns, lay.group_offsets))
             found = critic.gae_advantage(*there, *numbers, **size, taken=kept)
-            got = critic.normed_advantage(found, returns, offsets, **case.groups, taken=kept, step_norm=norm)
+            got = critic.normed_advantage(found, moved_returns, offsets, **case.groups, taken=kept, step_norm=norm)
         close(found, raw, 2e-6)
         close(got, want, 2e-6)
         assert bool(got.isfinite().all())

@@ -220,7 +220,7 @@ def normed_advantage(records: Records, advantage: Tensor, returns: Tensor, step_
 
 def _reciprocal(square: float, n: int, largest: float) -> float:
     size = float(np.sqrt(square / n))
-    return 1 / size if largest > 0 and size > TINY * largest else 0.0
+    return 1 / size if size > TINY * max(largest, float(np.finfo(np.float32).tiny)) else 0.0
 
 
 def _mean(values: Floats) -> float:

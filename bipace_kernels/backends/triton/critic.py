@@ -37,6 +37,7 @@ _LANE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 _WIDE_OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
 _PAIR_OPTIONS: dict[str, Any] = {"num_warps": 16, "enable_fp_fusion": False}
 _FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
+_LEAST = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
 def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shrinkage: float) -> Tensor:
@@ -691,8 +692,7 @@ def _scaled(
     if sums is not None:
         of = sums + g * stride
         size = tl.sqrt(tl.load(of) / tl.maximum(tl.load(of + row_stride), 1.0))
-        largest = tl.load(of + 2 * row_stride)
-        counts = (largest > 0.0) & (size > tiny * largest)
+        counts = size > tiny * tl.maximum(tl.load(of + 2 * row_stride), _LEAST)
         scaled *= tl.where(counts, 1.0 / tl.where(counts, size, 1.0), 0.0)
     scaled = tl.minimum(tl.maximum(scaled, -_FLOAT32_MAX), _FLOAT32_MAX)
     tl.store(out + at, scaled.to(tl.float32), mask=at < end)
