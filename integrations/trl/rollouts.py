@@ -39,7 +39,7 @@ _SEEN: WeakKeyDictionary[type, dict[str, _Seen]] = WeakKeyDictionary()
 class ToolLoop:
     """One batch of TRL's own tool loop, as observed by its trainer.
 
-    logged       [generations] of [B] {name: entries in the environment's list}, before each generation of a turn
+    logged       [generations + 1] of [B] {name: entries in its list}, before each turn is generated, and after the last
     completions  [B] lists of messages, or texts, as in _calculate_rewards()
     before       {id: (environment, {name: entries in its list})} before the rollouts
     stale        [B] {name: entries at the start of the list that are of earlier rollouts}, which `logged` leaves out
@@ -62,7 +62,7 @@ class ToolLoop:
                 self.before[id(e)] = e, {name: list(_log(e, name) or ()) for name in LOGS}
 
     def begin_turn(self, environments: Sequence[Any] | None) -> None:
-        """To be called before each _generate_single_turn()."""
+        """To be called before each _generate_single_turn(), and after the last, when the last calls have been made."""
         environments = environments or ()
         if not self.logged:
             self.stale = [{name: self._stale(e, name) for name in LOGS} for e in environments]
@@ -196,7 +196,7 @@ class Reported:
         if self.loop is None:
             raise ValueError(
                 f"loop must be given to bipace_advantages() if environments log {name}, got None: call its begin_turn()"
-                " before each _generate_single_turn(), and keep the completions of _calculate_rewards() there."
+                " before each _generate_single_turn() and after the last; keep _calculate_rewards()' completions there."
             )
         written = len(self.loop.calls(row))
         try:

@@ -119,6 +119,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
             self._bipace_watched.starts = extras.get("turn_starts")
             self._bipace_watched.loop.fields = set(extras)
+            self._bipace_watched.loop.begin_turn(getattr(self, "environments", None))
         return generated
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:

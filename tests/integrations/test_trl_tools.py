@@ -137,6 +137,16 @@ class Rewriting(Walk):
             self._change(self.step_rewards)
 
 
+class Overlong(Rewriting):
+    """What it says to the south is too long for TRL: no turn follows the call."""
+
+    def move(self, direction: str) -> str:
+        return super().move(direction) * (100 if direction == "south" else 1)
+
+    move.__doc__ = Walk.move.__doc__
+
+
+@pytest.mark.parametrize("base", [Rewriting, Overlong])
 @pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
 @pytest.mark.parametrize(
     "change",
@@ -146,20 +156,22 @@ class Rewriting(Walk):
         lambda self, log: setattr(self, "step_rewards", log[-1:]),
     ],
 )
-def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, change, on_invalid):
+def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, change, on_invalid, base):
     done, so = answer("done"), answer("so")
-    scripts = [[NORTH, SOUTH, done], [NORTH, done], [NORTH, NORTH, so], [NORTH, so]]
-    environment = type("Changing", (Rewriting,), {"_change": change})
+    n = 2 if base is Overlong else 3  # turns of row 0; with two no row has a third, in whose course a change shows
+    moves = {2: [NORTH + NORTH, so], 3: [NORTH, NORTH, so]}
+    scripts = [[NORTH, SOUTH, done][:n], [NORTH, done], moves[n], [NORTH, so]]
+    environment = type("Changing", (base,), {"_change": change})
     options = {"environment": environment, "bipace_embedder": "ngram", "bipace_on_invalid": on_invalid}
-    message = "step_rewards of row 0 does not match its 3 turns: entries were removed or changed"
+    message = f"step_rewards of row 0 does not match its {n} turns: entries were removed or changed"
     if on_invalid == "raise":
         refused(message, one_batch, tmp_path, scripts, **options)
         return
     with pytest.warns(RuntimeWarning, match=message):
         trainer, output = one_batch(tmp_path, scripts, **options)
-    assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [pytest.approx(3 / 10)]
+    assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [pytest.approx(n / (2 * n + 4))]
     assert not output["advantages"][0].any() and output["advantages"][1].any()
-    assert of_row(records[0], "rewards", 2) == [1.0, 2.0, 0.0]
+    assert of_row(records[0], "rewards", 2) == {2: [3.0, 0.0], 3: [1.0, 2.0, 0.0]}[n]
 
 
 @pytest.mark.parametrize("name", ["actions", "observations"])
