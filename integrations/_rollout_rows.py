@@ -16,7 +16,7 @@ from ..result import AdvantageResult
 from ..support.warnings import warn_once
 from ._settings import Settings
 from ._states import States
-from ._turns import Turns, keys_of
+from ._turns import Turns, cut_off, keys_of
 
 # What may be said of each turn, and stands where nothing is, and where it does not fit the row's turns.
 ENTRIES = {"step_rewards": (0.0, math.nan), "observation": ("", "")}
@@ -216,7 +216,7 @@ class RolloutRows:
         config, records = states.settings.config(), dict[str, Any](self.ids())
         records["rewards"], records["episode_return"] = self.rewards(records, token_rewards, states)
         if config.needs_truncated and "truncated" in self.extra:
-            records["truncated"] = self.turns.truncated(self.extra["truncated"])
+            records["truncated"] = cut_off(self.extra["truncated"])[self.turns.row] & self.turns.last
         if config.reads_keys:
             records |= self.action_keys(tokenizer, states.settings, _last(records))
         return records

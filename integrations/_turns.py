@@ -137,13 +137,6 @@ class Turns:
         spans = zip(*(x.tolist() for x in (self.row, self.start, self.stop)), strict=True)
         return list(tokenizer.batch_decode([ids[row, a:b].tolist() for row, a, b in spans], skip_special_tokens=True))
 
-    def truncated(self, rows: Sequence[Any]) -> Tensor:
-        """[n] bool from B values, True if the rollout was cut off after the row; else False or None."""
-        for row, value in enumerate(rows):
-            if value is not None and not isinstance(value, (bool, np.bool_)):
-                raise ValueError(f"truncated must be one bool per row, True if cut off, got {value!r} in row {row}.")
-        return torch.tensor([bool(value) for value in rows])[self.row] & self.last
-
     def entries(
         self, rows: Sequence[Any], name: str, mask: str, *, numbers: bool = False
     ) -> tuple[list[list[Any]], dict[int, str]]:
@@ -167,6 +160,14 @@ class Turns:
             elif numbers and not are_numbers(lists[row]):
                 misfits[row] = f"{name} must be numbers, but row {row} has {value!r}"
         return lists, misfits
+
+
+def cut_off(rows: Sequence[Any]) -> Tensor:
+    """[B] bool from B values `truncated`: True if the rollout was cut off after the row; else False or None."""
+    for row, value in enumerate(rows):
+        if value is not None and not isinstance(value, (bool, np.bool_)):
+            raise ValueError(f"truncated must be one bool per row, True if cut off, got {value!r} in row {row}.")
+    return torch.tensor([bool(value) for value in rows])
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
@@ -298,8 +299,10 @@ def start_mask(lists: Sequence[Any], shape: Sequence[int], name: str) -> Tensor:
     """[B, T] int64 of B lists of columns: 1 there, 0 elsewhere."""
     starts = torch.zeros(tuple(shape), dtype=torch.int64)
     for row, columns in enumerate(lists):
-        if not all(0 <= int(column) < shape[1] for column in columns):
-            raise ValueError(f"{name} must be columns below {shape[1]}, got {list(columns)} in row {row}.")
+        places = {int(column) for column in columns}
+        if not all(0 <= place < shape[1] for place in places) or len(places) < len(columns):
+            given = f"{list(columns)} in row {row}"
+            raise ValueError(f"{name} must be columns below {shape[1]}, each once, got {given}; it is not a mask.")
         starts[row, torch.as_tensor(columns, dtype=torch.int64)] = 1
     return starts
 

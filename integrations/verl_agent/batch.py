@@ -15,7 +15,7 @@ from ...features.tokens import to_tokens
 from ...pipeline import advantage
 from .._recorder import Recorder
 from .._states import States, metrics_of
-from .._turns import keys_of
+from .._turns import cut_off, keys_of
 from .settings import WHERE, Settings
 
 IDS = "bipace_ids"  # [N, 3] int64: prompt group, trajectory, step; unique over the batches of a process
@@ -92,7 +92,7 @@ def records_of(
     rewards = rewards - settings.penalty * (1 - legal) + kl.cpu()
     records["rewards"] = rewards[first].masked_fill(rows.score.isnan(), torch.nan)
     if "truncated" in fields:
-        records["truncated"] = fields["truncated"][first.numpy()].astype(bool)
+        records["truncated"] = cut_off(fields["truncated"][first.numpy()].tolist())
     return records, config
 
 

@@ -480,6 +480,7 @@ def test_what_a_rollout_func_gives_wrongly(tmp_path):
         ({"actions": lambda rows: ["north"] * len(rows)}, "actions must have one entry per turn of the model, but row"),
         ({"step_rewards": lambda rows: rows[:3] + [None] * (len(rows) - 3)}, "step_rewards .* but row 3 has 0 for"),
         ({"turn_starts": lambda rows: [[99]] * len(rows)}, "turn_starts must be columns below"),
+        ({"turn_starts": lambda rows: [[1, 0, 0]] * len(rows)}, "each once, got .1, 0, 0. in row 0; it is not a mask"),
         ({"env_mask": lambda rows: [[1] * len(row) for row in rows]}, "the env_mask of rollout_func, which must be 0"),
         ({"truncated": lambda rows: [[True]] * len(rows)}, r"truncated must be one bool per row, .* got \[True\] in"),
     ):

@@ -224,6 +224,16 @@ GAE = {
 }
 
 
+@pytest.mark.parametrize("given", ["False", [False], 0])
+def test_truncated_that_is_no_bool(ready, tokenizer, tmp_path, given):
+    keys = {"bipace_method": "gae", "bipace_value": "group"}
+    settings = settings_of(config_of(tmp_path, *[f"algorithm.gigpo.{k}={v}" for k, v in keys.items()]))
+    batch = ready(7, settings)
+    batch.non_tensor_batch["truncated"] = np.array([None] * len(batch), dtype=object)
+    batch.non_tensor_batch["truncated"][2] = given
+    refused("truncated must be one bool per row, True if cut off, got", write_advantages, batch, settings, tokenizer)
+
+
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("value", GAE)
 def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, value, cut):
