@@ -63,8 +63,14 @@ def agreed(
 
 
 def of_all(several: bool) -> dict[str, Any]:
-    """The arguments `run` and `gather` of States.advantage(), over all processes if there are several."""
-    return {"run": bk.distributed.advantage, "gather": of_all_processes} if several else {"run": bk.advantage}
+    """The arguments `run`, `gather` and `agree` of States.advantage(), over all processes if there are several."""
+    if not several:
+        return {"run": bk.advantage}
+
+    def agree(make: Callable[[], T]) -> T:
+        return Ranks(None).agree(make, lambda _: None)[0]
+
+    return {"run": bk.distributed.advantage, "gather": of_all_processes, "agree": agree}
 
 
 def of_all_processes(columns: Mapping[str, Any]) -> dict[str, Any]:

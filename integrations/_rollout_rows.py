@@ -16,7 +16,7 @@ from ..result import AdvantageResult
 from ..support.warnings import warn_once
 from ._settings import Settings
 from ._states import States
-from ._turns import Turns, cut_off, keys_of
+from ._turns import KINDS, Turns, cut_off, keys_of
 
 # What may be said of each turn, and stands where nothing is, and where it does not fit the row's turns.
 ENTRIES = {"step_rewards": (0.0, math.nan), "observation": ("", "")}
@@ -190,10 +190,12 @@ class RolloutRows:
         """[n] text of each turn's action; likewise."""
         return self.turns.some(turns).action_texts(self.responses, tokenizer)
 
-    def action_keys(self, tokenizer: Any, settings: Settings, last: Tensor) -> dict[str, Tensor]:
-        """The columns `action_…` [n] of the turns, of which some are the last of their rollouts."""
+    def action_keys(
+        self, tokenizer: Any, settings: Settings, last: Tensor, calls: list[str] | None = None
+    ) -> dict[str, Tensor]:
+        """The columns `action_…` [n] of the turns, of which some end their rollouts; calls as in keys_of()."""
         tokens = self.turns.tokens(self.responses.cpu())
-        return keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, last=last)
+        return keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, calls, last)
 
     def of_turns(self, rows: Sequence[Tensor] | None) -> Tensor | None:
         """[n, …] of hidden states or labels by row; ValueError if they do not belong to these turns."""
@@ -236,6 +238,11 @@ class RolloutRows:
         self, records: Mapping[str, Any], states: States, tokenizer: Any, **more: Any
     ) -> tuple[AdvantageResult, dict[str, float]]:
         """States.advantage() of these records, with the texts of the turns where it needs them."""
+        if "action_kind" in records:
+            kinds = more.get("gather", dict)({"kind": records["action_kind"]})["kind"].unique().tolist()
+            if KINDS.index("first_n") in kinds and KINDS.index("tool_call") in kinds:  # so others have tools, by calls
+                keys = self.action_keys(tokenizer, states.settings, _last(records), [""] * len(self.turns))
+                records = {**records, **{name: column.to(records["group"].device) for name, column in keys.items()}}
         texts, actions = partial(self.observations, tokenizer), partial(self.actions, tokenizer)
         return states.advantage(records, texts, actions=actions, **more)
 

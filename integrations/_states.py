@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,7 @@ class States:
         why: str = "",
         run: Callable[..., AdvantageResult] = pipeline.advantage,
         gather: Gather = dict,
+        agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),
     ) -> tuple[AdvantageResult, dict[str, float]]:
         """The result over the records, with the states of the settings, and the metrics for the trainer.
 
@@ -182,7 +184,8 @@ class States:
         hidden    [n, D] hidden states, or None
         labels    [n] int64 clusters c of hidden states made elsewhere, −1 − c for bad states; or None
         why       reason if there are no hidden states, for the error of "actor_hidden" and the warning of "auto"
-        run       advantage(), or its version for several processes; then gather(columns) gives those of all processes
+        run       advantage(), or its version for several processes; then gather(columns) gives those of all processes,
+                  and agree(make) make(), or on all processes the error of one
         """
         columns, used, epsilon, config = dict(records), "", None, self.settings.config()
         kinds = gather({"kind": columns.pop("action_kind")})["kind"] if "action_kind" in columns else None
@@ -196,7 +199,7 @@ class States:
             def states() -> Sequence[Any]:
                 return texts() if n == 1 or actions is None else windows(records, texts(), actions(), n)
 
-            used, fingerprint = self._fingerprint(hidden, states, why)
+            used, fingerprint = agree(partial(self._fingerprint, hidden, states, why))
             columns["fingerprint"] = fingerprint.to(columns["group"].device)
             if self.memory is not None and len(self.memory) and self._remembered not in ("", used):
                 text = f"{self.where}share=memory begins anew: its states are of {self._remembered}, and now of {used}."

@@ -51,10 +51,12 @@ class TrlRows(RowsOfProcess):
                 rewards[i] = sum(map(float, entries))
         return rewards.masked_fill(self.dropped[turns.row], torch.nan), total[turns.row]
 
-    def action_keys(self, tokenizer: Any, settings: Settings, last: Tensor) -> dict[str, Tensor]:
+    def action_keys(
+        self, tokenizer: Any, settings: Settings, last: Tensor, calls: list[str] | None = None
+    ) -> dict[str, Tensor]:
         """Of the rollouts' actions where they give some.  A turn without an entry has the key of its tokens, a last one
         the empty action."""
-        tokens, calls = self.turns.tokens(self.responses), self.reported.calls()
+        tokens, calls = self.turns.tokens(self.responses), calls or self.reported.calls()
         keys = keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, calls, last)
         if self.extra["actions"] is None:
             return keys

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 from bipace_kernels.integrations import _accelerate, _versions
 from bipace_kernels.integrations._replace import replace, replaced
-from bipace_kernels.integrations._rollout_rows import RolloutRows
+from bipace_kernels.integrations._rollout_rows import RolloutRows, RowsOfProcess
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations._turns import KINDS, Turns, keys_of, windows
@@ -102,6 +103,30 @@ def test_an_answer_ends_its_rollout(tokenizer, row_per_step):
     )  # fmt: skip
     records = given.records(States(Settings.of({"method": "gae"})), tokenizer, none)
     assert records["step"].tolist() == [0, 1, 2] and records["action_parsed"].tolist() == [True, False, True]
+
+
+def test_a_call_on_another_process_tells_this_one_of_tools(tokenizer):
+    """Equal actions would have other keys there than here."""
+    texts, seen = ["Call go.", "Done."], []
+    given = tokenizer(texts, padding=True, return_tensors="pt")
+    mask, none = given["attention_mask"], torch.zeros(given["input_ids"].shape)
+    valid = torch.ones(2, dtype=torch.bool)
+    rows = RowsOfProcess(mask=mask, scores=none, responses=given["input_ids"], prompts=list, valid=valid, size=2)
+
+    def gather(columns):  # a call comes after these
+        more = torch.tensor([KINDS.index("tool_call")], dtype=torch.int8)
+        return {name: torch.cat([c, more]) if "kind" in name else c for name, c in columns.items()}
+
+    def run(**columns):
+        seen.append(columns["action_key"])
+        return bk.advantage(**columns)
+
+    states = States(Settings.of({"method": "gae", "embedder": "ngram", "text_turns": 1}))
+    rows = dataclasses.replace(rows, extra={"observation": texts})
+    records = rows.records(states, tokenizer, none)
+    for of_all in ({}, {"gather": gather}):
+        rows.result(records, states, tokenizer, run=run, **of_all)
+    assert seen[1].tolist() == bk.action_keys(texts, mode="text")[0].tolist() != seen[0].tolist()
 
 
 @pytest.mark.parametrize("mode", ["action_tag", "text"])
@@ -356,17 +381,27 @@ def test_a_damaged_checkpoint_is_refused_by_its_name(tmp_path):
     states_of().load(file)
 
 
+class Second(_accelerate.Ranks):
+    """Of two processes, of which the first fails."""
+
+    rank, size = 1, 2
+
+    def __init__(self, process_group):
+        pass
+
+    def texts(self, mine):
+        return [json.dumps({"failed": ["ValueError", "what the first one has is damaged"]}), mine]
+
+
+def test_texts_that_the_first_process_cannot_read_are_an_error_of_all(monkeypatch):
+    """The others would wait for its records."""
+    monkeypatch.setattr(_accelerate, "Ranks", Second)
+    run = partial(states_of(embedder="ngram").advantage, RECORDS, lambda: ["a", "b", "ab"], **_accelerate.of_all(True))
+    refused("rank 0: what the first one has is damaged", run)
+
+
 def test_a_checkpoint_that_the_first_process_cannot_load_is_an_error_of_all(monkeypatch):
     """The others would wait for its answer."""
-
-    class Second(_accelerate.Ranks):
-        rank, size = 1, 2
-
-        def __init__(self, process_group):
-            pass
-
-        def texts(self, mine):
-            return [json.dumps({"failed": ["ValueError", "bipace_memory.pt is damaged"]}), mine]
 
     class Stock:
         def _load_optimizer_and_scheduler(self, checkpoint):
@@ -375,7 +410,7 @@ def test_a_checkpoint_that_the_first_process_cannot_load_is_an_error_of_all(monk
     trainer = type("Trainer", (_accelerate.KeepsStates, Stock), {})()
     trainer._bipace, trainer.accelerator = states_of(), SimpleNamespace(is_main_process=False, num_processes=2)
     monkeypatch.setattr(_accelerate, "Ranks", Second)
-    refused("rank 0: bipace_memory.pt is damaged", trainer._load_optimizer_and_scheduler, "checkpoint-1")
+    refused("rank 0: what the first one has is damaged", trainer._load_optimizer_and_scheduler, "checkpoint-1")
 
 
 def test_a_memory_of_hidden_states_takes_no_n_grams(tmp_path):
