@@ -81,7 +81,6 @@ def test_on_a_device_everything_is_there_once_and_nothing_of_it_is_pickled():
     assert pickle.loads(pickle.dumps(lay.once())).on("cpu").source.tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_layout_of_once_gives_copies_their_records_results(backend):
     ids = {"group": [0, 0, 0, 0, 0], "trajectory": [0, 1, 1, 2, 2], "step": [0, 0, 1, 0, 0]}
     given = {"rewards": [1.0, 0.0, 2.0, 3.0, 3.0], "fingerprint": torch.eye(2, 4)[[0, 0, 1, 0, 0]],
