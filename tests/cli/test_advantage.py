@@ -51,6 +51,17 @@ def table(path):
     return dict(pq.read_table(path).to_pydict())
 
 
+def made(path, out, *options):
+    """The table of a run that must end well."""
+    result = run("advantage", path, "--out", out, *options)
+    assert result.exit_code == 0, result.output
+    return table(out)
+
+
+def config_of(out):
+    return json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
+
+
 def test_golden_table(golden, out):
     result = run("advantage", golden, "--out", out, "--partition", "exact", "--gamma", 0.5)
     assert result.exit_code == 0, result.output
@@ -106,11 +117,9 @@ def test_formats_hold_the_same_table_and_the_same_run_gives_the_same_bytes(golde
 
 @pytest.mark.parametrize("preset", advantage.PRESETS)
 def test_presets(games, out, preset):
-    assert run("advantage", games, "--out", out, "--preset", preset).exit_code == 0
-    config = PRESETS[preset]
+    read, config = made(games, out, "--preset", preset), PRESETS[preset]
     seen = observations(games)
     expected = direct(games, config, observation=seen, fingerprint=bk.ngram_fingerprint(seen))
-    read = table(out)
     assert read["cluster"] == expected.cluster.tolist()
     assert read["branch"] == [advantage.BRANCHES[branch] for branch in expected.branch.tolist()]
     for name, column in (("advantage", "advantage"), ("returns", "return"), ("episode_advantage", "episode_advantage")):
@@ -159,10 +168,8 @@ def test_an_option_without_effect_is_refused(golden, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["action_noise", "kernel_time"])
 def test_zero_turns_off_what_none_turns_off(games, out, name):
-    found = []
-    for options in ([], [f"--{name.replace('_', '-')}", 0]):
-        assert run("advantage", games, "--out", out, "--preset", "gae", *options).exit_code == 0
-        found.append(table(out)["advantage"])
+    zero = [f"--{name.replace('_', '-')}", 0]
+    found = [made(games, out, "--preset", "gae", *options)["advantage"] for options in ([], zero)]
     config = bk.Config.gae(embedder="ngram", **{name: None})
     expected = direct(games, config, fingerprint=bk.ngram_fingerprint(observations(games)))
     assert np.array_equal(np.float32(found[1]), expected.advantage.numpy()) and found[0] != found[1]
@@ -210,9 +217,8 @@ def test_every_field_of_the_configuration_has_an_option(golden, out, options):
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
         args += [flag] if value is True else [flag, value]
-    result = run("advantage", golden, "--out", out, *args)
-    assert result.exit_code == 0, result.output
-    config = json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
+    made(golden, out, *args)
+    config = config_of(out)
     assert {name: config[name] for name in options} == options
     assert run("advantage", golden, "--out", out, "--preset", "hgpo", "--no-base-group").exit_code == 0
 
@@ -224,11 +230,9 @@ def test_every_field_of_the_configuration_has_an_option(golden, out, options):
 )
 def test_a_preset_s_own_choice(golden, out, preset, flag, choice):
     """The configuration has it; of gae the values are a column."""
-    assert run("advantage", golden, "--out", out, "--preset", preset, flag, choice).exit_code == 0
-    config = json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
+    read = made(golden, out, "--preset", preset, flag, choice)
     of_states = {"embedder": "ngram"} if preset == "gae" else {}
-    assert config == dataclasses.asdict(getattr(bk.Config, preset)(choice, **of_states))
-    read = table(out)
+    assert config_of(out) == dataclasses.asdict(getattr(bk.Config, preset)(choice, **of_states))
     assert any(read["advantage"]) and len(read.get("value", [])) == (preset == "gae") * len(read["advantage"])
 
 
@@ -241,11 +245,10 @@ def test_help_names_every_choice():
             assert choice in helps["--" + name.replace("_", "-")], (name, choice)
 
 
-def test_state_history_of_an_exact_partition_is_the_history_partition(games, tmp_path):
-    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
-    run("advantage", games, "--out", one, "--partition", "exact", "--state", "history:2")
-    run("advantage", games, "--out", two, "--partition", "history", "--history-length", 2)
-    assert table(one)["advantage"] == table(two)["advantage"] and table(one)["cluster"] == table(two)["cluster"]
+def test_state_history_of_an_exact_partition_is_the_history_partition(games, out):
+    one = made(games, out, "--partition", "exact", "--state", "history:2")
+    two = made(games, out, "--partition", "history", "--history-length", 2)
+    assert one["advantage"] == two["advantage"] and one["cluster"] == two["cluster"]
 
 
 def test_state_texts():
@@ -266,11 +269,9 @@ def test_state_texts():
 
 
 def test_cosine_of_histories(games, out):
-    assert run("advantage", games, "--out", out, "--state", "history:1").exit_code == 0
-    records = rollouts.read([str(games)])
-    texts = states.texts(records, 1)
+    texts = states.texts(rollouts.read([str(games)]), 1)
     expected = direct(games, bk.Config.bipace(0.25), fingerprint=bk.ngram_fingerprint(texts))
-    assert table(out)["cluster"] == expected.cluster.tolist()
+    assert made(games, out, "--state", "history:1")["cluster"] == expected.cluster.tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -278,11 +279,9 @@ def test_hidden_states_from_a_file(games, tmp_path, out, dtype):
     n = len(observations(games))
     hidden = np.random.default_rng(0).normal(size=(n, 8)).astype(dtype)
     np.save(tmp_path / "hidden.npy", hidden)
-    result = run("advantage", games, "--out", out, "--fingerprint", tmp_path / "hidden.npy")
-    assert result.exit_code == 0, result.output
+    read = made(games, out, "--fingerprint", tmp_path / "hidden.npy")
     expected = direct(games, bk.Config.bipace(), fingerprint=hidden)  # ε of hidden states: 0.10
-    assert table(out)["cluster"] == expected.cluster.tolist()
-    assert json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]["epsilon"] == 0.10
+    assert read["cluster"] == expected.cluster.tolist() and config_of(out)["epsilon"] == 0.10
 
 
 def test_bad_hidden_states(golden, tmp_path):
@@ -318,33 +317,29 @@ def test_duplicated_records_and_padding(tmp_path):
         assert f"{path}, line 1 and {path}, line 7 share group, trajectory and step" in message
         assert "set --duplicates once to count copies once" in message
     for rule in ("once", "count"):
-        assert run("advantage", path, "--out", out, "--duplicates", rule, "--partition", "exact").exit_code == 0
-        read = table(out)
+        read = made(path, out, "--duplicates", rule, "--partition", "exact")
         assert read["advantage"][6] == read["advantage"][0] and len(read["line"]) == 7
     unlike = write(tmp_path / "b.jsonl", [*GOLDEN, {**GOLDEN[0], "reward": 2}])
     message = fail("advantage", unlike, "--out", out, "--duplicates", "once", "--on-invalid", "singleton")
     assert f"{unlike}, line 1 and {unlike}, line 7 record one step with" in message
     padded = write(tmp_path / "c.jsonl", [*GOLDEN, {**GOLDEN[0], "real": False}])  # padding repeats nothing
-    options = ["--partition", "exact", "--valid-column", "real"]
-    assert run("advantage", padded, "--out", out, *options).exit_code == 0
-    assert table(out)["cluster"][6] == -1 and table(out)["advantage"][6] == 0
+    read = made(padded, out, "--partition", "exact", "--valid-column", "real")
+    assert read["cluster"][6] == -1 and read["advantage"][6] == 0
 
 
 def test_action_column_mode_and_who_needs_actions(tmp_path):
     rows = [{**row, "response": f"hm {i} <action> {row['action']} </action>"} for i, row in enumerate(GOLDEN)]
     path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
-    base = [path, "--out", out, "--partition", "exact"]
-    run("advantage", *base)
-    from_actions = table(out)
-    assert run("advantage", *base, "--action-column", "response", "--action-mode", "action_tag").exit_code == 0
-    assert table(out) == from_actions and run("advantage", *base, "--action-column", "response").exit_code == 0
-    assert "pace" not in table(out)["branch"]  # the whole responses differ everywhere
-    assert run("advantage", *base, "--action-mode", "first_n").exit_code == 0
+    base = [path, out, "--partition", "exact"]
+    of_responses = [*base, "--action-column", "response"]
+    assert made(*of_responses, "--action-mode", "action_tag") == made(*base)
+    assert "pace" not in made(*of_responses)["branch"]  # the whole responses differ everywhere
+    made(*base, "--action-mode", "first_n")
     rows = [{name: value for name, value in row.items() if name != "action"} for row in GOLDEN]
     path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
     assert '"action" is missing; name its column with --action-column' in fail("advantage", path, "--out", out)
     for preset in ("grpo", "gigpo", "hgpo", "bigpo"):
-        assert run("advantage", path, "--out", out, "--preset", preset).exit_code == 0
+        made(path, out, "--preset", preset)
 
 
 def test_columns_and_files(tmp_path):
@@ -354,11 +349,11 @@ def test_columns_and_files(tmp_path):
     flags = []
     for name, column in names.items():
         flags += [f"--{name.removesuffix('_id')}-column", column]
-    assert run("advantage", one, two, "--out", out, "--partition", "exact", *flags).exit_code == 0
-    assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1, 3, 4, 3, 5, 3, 4]  # each file has its own groups
-    assert run("advantage", one, two, "--out", out, "--partition", "exact", "--merge-files", *flags).exit_code == 0
-    assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1] * 2 and table(out)["file"] == [str(one)] * 6 + [str(two)] * 6
-    assert table(out)["rollout"] == ["r0", "r0", "r1", "r1", "r2", "r2"] * 2  # ids may be strings
+    options = [one, out, two, "--partition", "exact", *flags]
+    assert made(*options)["cluster"] == [0, 1, 0, 2, 0, 1, 3, 4, 3, 5, 3, 4]  # each file has its own groups
+    read = made(*options, "--merge-files")
+    assert read["cluster"] == [0, 1, 0, 2, 0, 1] * 2 and read["file"] == [str(one)] * 6 + [str(two)] * 6
+    assert read["rollout"] == ["r0", "r0", "r1", "r1", "r2", "r2"] * 2  # ids may be strings
 
 
 def test_shuffled_lines_change_nothing(games, tmp_path):
@@ -367,9 +362,7 @@ def test_shuffled_lines_change_nothing(games, tmp_path):
     order = np.random.default_rng(3).permutation(len(lines))
     shuffled = tmp_path / "shuffled.jsonl"
     shuffled.write_text("".join(lines[i] + "\n" for i in order))
-    for name, path in (("a", games), ("b", shuffled)):
-        assert run("advantage", path, "--out", tmp_path / f"{name}.parquet").exit_code == 0
-    a, b = table(tmp_path / "a.parquet"), table(tmp_path / "b.parquet")
+    a, b = made(games, tmp_path / "a.parquet"), made(shuffled, tmp_path / "b.parquet")
     for name in ("advantage", "step_advantage", "branch", "return"):
         assert [a[name][i] for i in order] == b[name]
     pairs = set(zip([a["cluster"][i] for i in order], b["cluster"], strict=True))
@@ -377,10 +370,8 @@ def test_shuffled_lines_change_nothing(games, tmp_path):
 
 
 def test_backends_and_threads(golden, out):
-    tables = []
-    for more in (["--backend", "reference"], ["--backend", "cpu"], ["--backend", "cpu", "--threads", 1]):
-        assert run("advantage", golden, "--out", out, *more).exit_code == 0
-        tables.append(table(out))
+    choices = (["--backend", "reference"], ["--backend", "cpu"], ["--backend", "cpu", "--threads", 1])
+    tables = [made(golden, out, *more) for more in choices]
     assert tables[0]["cluster"] == tables[1]["cluster"] and tables[1] == tables[2]
     np.testing.assert_allclose(tables[0]["advantage"], tables[1]["advantage"], atol=2e-5)
 

@@ -214,25 +214,32 @@ def browser():
         yield opened
 
 
-def opened(browser, folder, place="", **how):
-    """A page of the browser that shows the inspector of this folder, and the errors that it will have had."""
-    page, wrong = browser.new_page(**{"viewport": {"width": 1400, "height": 900}, **how}), []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on(
-        "request", lambda request: wrong.append(request.url) if not request.url.startswith(("file:", "blob:")) else None
-    )
-    page.goto((folder / "inspector.html").as_uri() + place)
-    page.wait_for_selector("main:not([hidden])")
-    return page, wrong
+@pytest.fixture
+def opened(browser):
+    """Opens pages that show the inspector of a folder; in the end none of them may have had an error."""
+    wrong = []
+
+    def show(folder, place="", **how):
+        page = browser.new_page(**{"viewport": {"width": 1400, "height": 900}, **how})
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or wrong.append(request.url))
+        page.goto((folder / "inspector.html").as_uri() + place)
+        page.wait_for_selector("main:not([hidden])")
+        return page
+
+    yield show
+    for context in browser.contexts:
+        context.close()
+    assert wrong == []
 
 
 @pytest.mark.slow
-def test_in_chromium(browser, tmp_path):
+def test_in_chromium(opened, tmp_path):
     rows = [dict(row, observation=f"{row['observation']} {MARKUP}", action=row["action"] + MARKUP) for row in GOLDEN]
     rows += [dict(row, task_id="other", reward=0.0) for row in GOLDEN]
     content = content_of(tmp_path, rows)
-    page, wrong = opened(browser, tmp_path / "out", offline=True, color_scheme="dark")
+    page = opened(tmp_path / "out", offline=True, color_scheme="dark")
     # The group with outcomes that differ comes first, the text of its step is text.
     assert page.inner_text("#timeline-title") == "Timeline of task key"
     assert page.text_content("#observation").endswith(f" {MARKUP}")
@@ -289,18 +296,15 @@ def test_in_chromium(browser, tmp_path):
     assert page.evaluate(background) != dark
     page.click("#theme")
     assert page.evaluate(background) == dark and page.inner_text("#theme") == "Light"
-    assert wrong == []
-    page.close()
 
 
 @pytest.mark.slow
-def test_in_chromium_a_training_run_s_own_credit_comes_first(browser, tmp_path):
+def test_in_chromium_a_training_run_s_own_credit_comes_first(opened, tmp_path):
     made_by(write(tmp_path / "a.jsonl", trained()), tmp_path / "out")
-    page, wrong = opened(browser, tmp_path / "out", "#step=5", color_scheme="light")
+    page = opened(tmp_path / "out", "#step=5", color_scheme="light")
     assert page.input_value("#estimator") == page.input_value("#partition") == "trained"
     assert page.locator("#estimators tbody tr").last.inner_text().split("\t")[:2] == ["as trained", "−3.000"]
-    assert [link.inner_text() for link in page.locator("#peers .go").all()] == ["0 · 1"] and wrong == []
-    page.close()
+    assert [link.inner_text() for link in page.locator("#peers .go").all()] == ["0 · 1"]
 
 
 #: Numbers that do not end inside their field or panel, tables wider than theirs, and a page wider than the window.
@@ -335,7 +339,7 @@ CUT = """() => {
 
 
 @pytest.mark.slow
-def test_in_chromium_nothing_is_cut_at_any_width(browser, tmp_path):
+def test_in_chromium_nothing_is_cut_at_any_width(opened, tmp_path):
     rng, rows = np.random.default_rng(0), []
     for task, rollout, step in np.ndindex(3, 4, 15):
         size = (1.0, 12345.6, 3e-7)[task]
@@ -344,7 +348,7 @@ def test_in_chromium_nothing_is_cut_at_any_width(browser, tmp_path):
         trained = {"bipace_advantage": size * rng.normal(), "bipace_cluster": 15 * task + step}
         rows.append(record(0, step, text, text, size * rng.normal()) | ids | trained)
     made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out", write(tmp_path / "another.jsonl", rows[:60]))
-    page, _ = opened(browser, tmp_path / "out")
+    page = opened(tmp_path / "out")
     assert page.locator("#course circle").count() > page.locator("#course polyline").count() == 0  # not over time
     page.select_option("#scope", "all")
     page.locator("#groups thead button").nth(3).click()  # sorted by spread, the tasks stay in view
@@ -355,7 +359,6 @@ def test_in_chromium_nothing_is_cut_at_any_width(browser, tmp_path):
         for view in ("transcript", "pair", "cells"):
             page.select_option("#view", view)
             assert page.evaluate(CUT) == [], (width, view)
-    page.close()
 
 
 def saved(page, button):
@@ -366,11 +369,11 @@ def saved(page, button):
 
 
 @pytest.mark.slow
-def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
+def test_in_chromium_a_group_its_rollouts_filters_and_files(opened, tmp_path):
     rows = [*GOLDEN, *(dict(row, task_id="other", reward=0.0) for row in GOLDEN)]
     rows[3] = dict(rows[3], action='=1+1,"x"')
     columns = content_of(tmp_path, rows)["columns"]
-    page, wrong = opened(browser, tmp_path / "out")
+    page = opened(tmp_path / "out")
     # The heat map: a dot for each step, darker for a larger |A|, marked with its cluster; it chooses the step.
     share = "node => [parseInt(node.style.getPropertyValue('--share')), node.style.getPropertyValue('--sign')]"
     dots = page.locator("#heat .dot")
@@ -411,13 +414,12 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
     page.focus("#find-group")
     page.keyboard.press("Control+V")
     assert page.input_value("#find-group") == link
-    other, _ = opened(browser, tmp_path / "out")
+    other = opened(tmp_path / "out")
     other.goto(link)
     other.locator("#transcript.pair").wait_for()
     for name in ("#estimator", "#partition", "#second", "#least"):
         assert other.input_value(name) == page.input_value(name) != ""
     assert other.inner_text("#step-title") == "Step 1 of rollout 2" and other.url == link
-    other.close()
     page.fill("#least", "0")
     # Filters of groups, empty lists, and the list of steps of what is left.
     names = page.locator("#groups tbody td:first-child")
@@ -452,12 +454,10 @@ def test_in_chromium_a_group_its_rollouts_filters_and_files(browser, tmp_path):
       .map(node => node.textContent)"""
     for every in ("main h2, main h3", "main thead th", "main label, header label"):
         assert page.eval_on_selector_all(every, bare) == [], every
-    assert wrong == []
-    page.close()
 
 
 @pytest.mark.slow
-def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_path):
+def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(opened, tmp_path):
     paths = []
     for update in (50, 100, 0):  # the last one has the smallest number
         rows = []
@@ -472,7 +472,7 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
         pq.write_table(pa.Table.from_pylist(rows), paths[-1])
     folder = tmp_path / "out"
     made_by(paths[0], folder, *paths[1:], "--action-mode", "action_tag")
-    page, wrong = opened(browser, folder)
+    page = opened(folder)
     # Updates in their order, with metrics along them; the slider shows the groups of one.
     success = page.locator("#course figure").first
     assert success.locator("title").all_text_contents() == ["update 0: 0.000", "update 50: 0.333", "update 100: 0.333"]
@@ -494,10 +494,9 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
     assert success.locator("title").all_text_contents() == ["update 0: 0.000", "update 50: 0.000", "update 100: 0.333"]
     assert "33 %" in page.inner_text("#timeline .legend")
     assert "above=0.5" in page.url
-    other, _ = opened(browser, folder, f"#{link.partition('#')[2]}&above=0.5")  # of the last update alone
+    other = opened(folder, f"#{link.partition('#')[2]}&above=0.5")  # of the last update alone
     assert other.locator("#groups tbody tr").count() == 1
     assert other.locator("#course title").all_text_contents()[1] == "update 50: 0.000"
-    other.close()
     # Steps that are alone in "the trainer's own" partition are not marked; the recorded neighbours are outlined.
     page.locator("#cells .cell").nth(3).click()
     assert page.locator("#cells .alone").count() == 0
@@ -512,5 +511,3 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(browser, tmp_
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(200)
         assert page.evaluate(CUT) == [], width
-    assert wrong == []
-    page.close()
