@@ -16,17 +16,14 @@ def model():
 
 
 @pytest.fixture
-def batch():
+def ids():
     import tiny_models
 
-    return tiny_models.prompts()
+    return tiny_models.prompts()[0]
 
 
 @pytest.fixture
-def ids(batch):
-    return batch[0]
+def mask():
+    import tiny_models
 
-
-@pytest.fixture
-def mask(batch):
-    return batch[1]
+    return tiny_models.prompts()[1]

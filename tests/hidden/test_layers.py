@@ -35,9 +35,7 @@ def test_layers_of_the_wrong_type(layer):
     refused(r"^layer must be an int or a text such as 'block 16', got ", layer_of, layer, 28, error=TypeError)
 
 
-def test_every_index_means_what_hugging_face_means():
-    model = tm.make()
-    ids, mask = tm.prompts()
+def test_every_index_means_what_hugging_face_means(model, ids, mask):
     states = tm.hidden_states(model, ids, mask)
     at = (torch.arange(len(ids)), bk.hidden.last_tokens(mask))
     every = [*range(1, tm.N_BLOCKS + 1), *range(-tm.N_BLOCKS, 0)]
@@ -95,11 +93,10 @@ def test_models_compiled_as_a_whole_are_refused_with_the_cure(how):
 
 
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
-def test_virtual_tokens_are_refused_with_the_cure(kind):
+def test_virtual_tokens_are_refused_with_the_cure(kind, ids, mask):
     peft = pytest.importorskip("peft", reason="peft is not installed")
     config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=4)
     model = peft.get_peft_model(tm.make(), config)
-    ids, mask = tm.prompts()
     for call in (bk.hidden.tap, lambda m: bk.hidden.extract(m, ids, mask)):
         refused(rf"{kind} puts 4 virtual ones .* model\.get_base_model\(\)", call, model)
     assert torch.equal(bk.hidden.extract(model.get_base_model(), ids, mask), bk.hidden.extract(tm.make(), ids, mask))

@@ -54,20 +54,13 @@ def test_packed_rows_by_cu_seqlens():
             model(flat, position_ids=position, use_cache=False)
         assert torch.equal(tapped.rows(), states[torch.stack([cu[0], cu[0] + 2, cu[2] + 1, cu[3] + 2, cu[3], cu[4]])])
         assert tapped.row_index().tolist() == [0, 0, 2, 3, 3, 4]
+        with bk.hidden.tap(model, LAYER) as tapped:  # the forward's own arguments say it
+            model(flat, position_ids=position, use_cache=False, cu_seq_lens_q=cu.int(), cu_seq_lens_k=cu.int())
+        assert torch.equal(tapped.rows(), states[cu[1:] - 1])
         with bk.hidden.tap(model, LAYER, pooling="mean", cu_seqlens=cu) as tapped:
             model(flat, position_ids=position, use_cache=False)
     means = torch.stack([states[a:b].double().mean(0) for a, b in itertools.pairwise(cu)])
     assert torch.equal(tapped.rows(), means.float())
-
-
-def test_varlen_arguments_of_the_forward_itself_are_understood():
-    model, (ids, mask) = tm.make(), tm.prompts(side="right")
-    flat, position, cu = tm.packed(ids, mask)
-    with torch.no_grad():
-        states = model(flat, position_ids=position, output_hidden_states=True, use_cache=False).hidden_states[LAYER][0]
-        with bk.hidden.tap(model, LAYER) as tapped:
-            model(flat, position_ids=position, use_cache=False, cu_seq_lens_q=cu.int(), cu_seq_lens_k=cu.int())
-    assert torch.equal(tapped.rows(), states[cu[1:] - 1])
 
 
 def test_the_token_before_each_turn():
@@ -183,14 +176,17 @@ def test_outputs_and_gradients_are_bit_equal_with_and_without(model, ids, mask):
     assert not rows.requires_grad and rows.grad_fn is None
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_does_not_add_rows_twice(reentrant, model, ids, mask):
-    want = tm.last_states(model, ids, mask)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+@pytest.mark.parametrize("how", ["plain", "reentrant", "wrapper"])
+def test_gradient_checkpointing_does_not_add_rows_twice(how, model, ids, mask):
+    want, calls = tm.last_states(model, ids, mask), []
+    model.model.layers[1].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    if how == "wrapper":
+        for i, block in enumerate(model.model.layers):
+            model.model.layers[i] = checkpoint_wrapper(block)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": how == "reentrant"})
     model.enable_input_require_grads()
     model.train()
-    calls = []
-    model.model.layers[1].self_attn.register_forward_hook(lambda *_: calls.append(1))
     with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped:
         for _ in range(2):
             forward(model, ids, mask, labels=ids).loss.backward()
@@ -290,16 +286,6 @@ def test_peft(model, ids, mask):
     with model.disable_adapter(), bk.hidden.tap(model, LAYER) as bare, torch.no_grad():
         forward(model, ids, mask)
     assert not torch.allclose(bare.rows(), tapped.rows(None, "last"))
-
-
-def test_checkpoint_wrapper(model, ids, mask):
-    want = tm.last_states(model, ids, mask)
-    for i, block in enumerate(model.model.layers):
-        model.model.layers[i] = checkpoint_wrapper(block)
-    model.train()
-    with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped:
-        forward(model, ids, mask, labels=ids).loss.backward()
-    assert torch.equal(tapped.rows(None, "last"), want) and tapped.rows(None, "attention").shape == (5, 48)
 
 
 def test_wrong_arguments():
