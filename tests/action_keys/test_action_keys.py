@@ -164,16 +164,14 @@ def test_every_kind_of_ids_gives_the_same_keys(backend, mode):
 
 @pytest.mark.parametrize("offset", range(8))
 def test_every_storage_offset(offset):
+    def moved(x, beside):
+        storage = torch.full((x.numel() + 8,), beside, dtype=x.dtype)
+        return storage[offset : offset + x.numel()].view(x.shape).copy_(x)
+
     want = keys_of(MATRIX, token_bytes=TABLE)
-    for dtype in (torch.int32, torch.int64):
-        storage = torch.full((MATRIX.numel() + 8,), 300, dtype=dtype)
-        view = storage[offset : offset + MATRIX.numel()].view(MATRIX.shape)
-        view.copy_(MATRIX)
-        assert keys_of(view, token_bytes=TABLE) == want
-    mask_storage = torch.zeros(MATRIX.numel() + 8, dtype=torch.bool)
-    mask = mask_storage[offset : offset + MATRIX.numel()].view(MATRIX.shape)
-    mask.fill_(True)
-    assert keys_of(MATRIX, mask=mask, token_bytes=TABLE) == want
+    for ids in (MATRIX.int(), MATRIX):
+        assert keys_of(moved(ids, 300), token_bytes=TABLE) == want
+    assert keys_of(MATRIX, mask=moved(MATRIX > 0, False), token_bytes=TABLE) == want
 
 
 def test_arrays_of_text():

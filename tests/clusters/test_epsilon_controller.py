@@ -273,12 +273,10 @@ def test_value_r2_only_looks_inside_the_band_and_undefined_or_out_of_reach_goes_
     assert same.reason.startswith("kept 0.09: median cluster size 4 is inside the band")
     assert same.reason.endswith("no ε within one step has its median in the band and a value R²")
     assert same.metrics()["bipace/value_r2"] == 0.0
-    far = bk.EpsilonController(0.05, objective="value_r2", band=(6, 10))
-    assert far.update(x, group, trajectory=trajectory, returns=returns) == pytest.approx(0.0625)
-    x, group, trajectory, returns = two_levels(3, True)
-    for start in (0.11, 0.09):
+    for start in (0.05, 0.11, 0.09):
         controller = bk.EpsilonController(start, objective="value_r2", band=(6, 10))
-        assert controller.update(x, group, trajectory=trajectory, returns=returns) > 0.1
+        end = controller.update(x, group, trajectory=trajectory, returns=returns)
+        assert end == pytest.approx(0.0625) if start == 0.05 else end > 0.1
 
 
 def test_value_r2_leaves_out_rows_with_bad_returns():

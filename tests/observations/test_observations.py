@@ -198,8 +198,7 @@ def test_one_group_alone_is_the_group_in_a_batch_and_nothing_subclasses_and_what
             assert backend.cluster_similar([], none, 0.95).shape == (0,)
     name = type("Name", (str,), {})
     assert cpu.cluster_similar([name("ab"), "ab"], offsets(2), 1.0).tolist() == [0, 0]
-    with pytest.raises(TypeError, match="texts must be str"):
-        cpu.cluster_similar(["a", 5], offsets(2), 0.95)  # type: ignore[list-item]
+    refused("texts must be str", cpu.cluster_similar, ["a", 5], offsets(2), 0.95, error=TypeError)
 
 
 def test_longer_texts_than_the_configuration_allows_are_refused():
@@ -214,8 +213,7 @@ def test_longer_texts_than_the_configuration_allows_are_refused():
     assert result(config, valid=[True, True, False]).cluster.tolist() == [0, 1, -1]
     assert result(bk.Config.gigpo(partition="similar")).cluster.tolist() == [0, 1, 2]
     for wrong in (0, True, 2.0):
-        with pytest.raises(ValueError, match="longest_text must be an int of at least 1"):
-            bk.Config(longest_text=wrong)  # type: ignore[arg-type]
+        refused("longest_text must be an int of at least 1", bk.Config, longest_text=wrong)
 
 
 OBSERVATIONS = (cpu_observations, reference_observations)

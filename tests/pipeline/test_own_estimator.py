@@ -206,7 +206,6 @@ def test_a_function_of_a_module_pickles_and_runs_under_torch_compile():
     assert result.metrics()["bipace/pace_row_fraction"] == 1.0
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
     rewards, x = torch.from_numpy(BATCH.rewards), torch.from_numpy(BATCH.fingerprint)
-    config = own("bipace", last_step)
 
     def call(rewards, x):
         return bk.advantage(rewards=rewards, fingerprint=x, layout=lay, config=config).advantage
