@@ -239,8 +239,10 @@ class RolloutRows:
     ) -> tuple[AdvantageResult, dict[str, float]]:
         """States.advantage() of these records, with the texts of the turns where it needs them."""
         if "action_kind" in records:
-            kinds = more.get("gather", dict)({"kind": records["action_kind"]})["kind"].unique().tolist()
-            if KINDS.index("first_n") in kinds and KINDS.index("tool_call") in kinds:  # so others have tools, by calls
+            own = records["action_kind"]
+            every = more.get("gather", dict)({"kind": own})["kind"]
+            # A process with a call has no kind first_n of its own: these have none, and others have tools.
+            if bool((own == KINDS.index("first_n")).any()) and bool((every == KINDS.index("tool_call")).any()):
                 keys = self.action_keys(tokenizer, states.settings, _last(records), [""] * len(self.turns))
                 records = {**records, **{name: column.to(records["group"].device) for name, column in keys.items()}}
         texts, actions = partial(self.observations, tokenizer), partial(self.actions, tokenizer)

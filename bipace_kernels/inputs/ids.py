@@ -94,7 +94,9 @@ def warn_of_numbered_ids(ids: Any, what: str, *, stacklevel: int) -> None:
     """Once where ids of trajectories are not integers: greedy clusters, `what`, depend on their numbers."""
     integers = isinstance(ids, Tensor) or (isinstance(ids, np.ndarray) and ids.dtype.kind in "iu")
     items = () if integers else as_sequence(ids, "trajectory")
-    kinds = {type(x) for x in items if not (isinstance(x, float) and x != x)}  # padding may be None or NaN
+    kinds = set(map(type, items))
+    if float in kinds and all(x != x for x in items if type(x) is float):
+        kinds.remove(float)  # padding may be None or NaN
     if bool in kinds or not all(issubclass(kind, (int, np.integer, Tensor, type(None))) for kind in kinds):
         text = f"trajectory ids that are not integers are numbered by first appearance, on which {what} depend: "
         text += "the same rows in another order may get other clusters. Integer ids avoid this."

@@ -56,7 +56,7 @@ class TrlRows(RowsOfProcess):
     ) -> dict[str, Tensor]:
         """Of the rollouts' actions where they give some.  A turn without an entry has the key of its tokens, a last one
         the empty action."""
-        tokens, calls = self.turns.tokens(self.responses), calls or self.reported.calls()
+        tokens, calls = self.turns.tokens(self.responses), self.reported.calls() if calls is None else calls
         keys = keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, calls, last)
         if self.extra["actions"] is None:
             return keys

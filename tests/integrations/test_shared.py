@@ -17,7 +17,7 @@ from bipace_kernels.integrations._replace import replace, replaced
 from bipace_kernels.integrations._rollout_rows import RolloutRows, RowsOfProcess
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations._turns import KINDS, Turns, keys_of, windows
+from bipace_kernels.integrations._turns import KINDS, Turns, call_text, keys_of, windows
 from bipace_kernels.integrations._versions import check_version
 from hypothesis import given, strategies as st
 from refusals import refused
@@ -105,16 +105,18 @@ def test_an_answer_ends_its_rollout(tokenizer, row_per_step):
     assert records["step"].tolist() == [0, 1, 2] and records["action_parsed"].tolist() == [True, False, True]
 
 
-def test_a_call_on_another_process_tells_this_one_of_tools(tokenizer):
-    """Equal actions would have other keys there than here."""
-    texts, seen = ["Call go.", "Done."], []
+@pytest.mark.parametrize("here", ["first_n", "tool_call"])
+def test_a_call_on_one_process_tells_the_others_of_tools(tokenizer, here):
+    """Equal actions would have other keys there than here; the process with the call keeps its own."""
+    call = '<tool_call>{"name": "go", "arguments": {"b": 1, "a": 2}}</tool_call>'
+    texts, seen = [call if here == "tool_call" else "Call go.", "Done."], []
     given = tokenizer(texts, padding=True, return_tensors="pt")
     mask, none = given["attention_mask"], torch.zeros(given["input_ids"].shape)
     valid = torch.ones(2, dtype=torch.bool)
     rows = RowsOfProcess(mask=mask, scores=none, responses=given["input_ids"], prompts=list, valid=valid, size=2)
 
-    def gather(columns):  # a call comes after these
-        more = torch.tensor([KINDS.index("tool_call")], dtype=torch.int8)
+    def gather(columns):  # what the other process has comes after these
+        more = torch.tensor([KINDS.index("tool_call" if here == "first_n" else "first_n")], dtype=torch.int8)
         return {name: torch.cat([c, more]) if "kind" in name else c for name, c in columns.items()}
 
     def run(**columns):
@@ -126,7 +128,10 @@ def test_a_call_on_another_process_tells_this_one_of_tools(tokenizer):
     records = rows.records(states, tokenizer, none)
     for of_all in ({}, {"gather": gather}):
         rows.result(records, states, tokenizer, run=run, **of_all)
-    assert seen[1].tolist() == bk.action_keys(texts, mode="text")[0].tolist() != seen[0].tolist()
+    if here == "tool_call":
+        texts[0] = call_text([("go", {"a": 2, "b": 1})])
+    assert seen[1].tolist() == bk.action_keys(texts, mode="text")[0].tolist()
+    assert torch.equal(*seen) == (here == "tool_call")
 
 
 @pytest.mark.parametrize("mode", ["action_tag", "text"])
