@@ -84,7 +84,8 @@ def read_records(
     options: SimpleNamespace, columns: rollouts.Columns, bar: Progress, needed: Sequence[str], wanted: Sequence[str]
 ) -> rollouts.Rollouts:
     """The records of the files, with their fingerprints if they are given."""
-    task = stage(bar, "reading", rollouts.total_bytes(options.rollouts))
+    paths = [Path(path) for path in options.rollouts]
+    task = stage(bar, "reading", sum(path.stat().st_size for path in paths if path.is_file()))  # read() names others
     records = rollouts.read(
         options.rollouts,
         columns,

@@ -74,11 +74,6 @@ def _metric(name: str, form: str) -> Callable[[Outcome], str]:
     return cell
 
 
-def _median(outcome: Outcome) -> str:
-    outside = outcome.choice is not None and not outcome.in_band
-    return f"{outcome.metrics['median_cluster_size']:g}{' *' if outside else ''}"
-
-
 def _interval(outcome: Outcome) -> str:
     interval = outcome.interval()
     return "–" if interval is None else f"{number(interval[0], '.3f')} … {number(interval[1], '.3f')}"
@@ -93,7 +88,7 @@ CELLS: dict[str, Callable[[Outcome], str]] = {
     "singleton clusters": _metric("singleton_cluster_fraction", ".1%"),
     "clusters": _metric("cluster_count", ",.0f"),
     "mean size": _metric("mean_cluster_size", ".1f"),
-    "median size": _median,
+    "median size": lambda o: f"{o.metrics['median_cluster_size']:g}{'' if o.choice is None or o.in_band else ' *'}",
     "P90 size": _metric("p90_cluster_size", ".1f"),
     "matched pairs": _metric("pairs", ",.0f"),
     "mean Δt": _metric("mean_delta_t", ".1f"),

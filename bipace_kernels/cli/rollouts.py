@@ -216,11 +216,6 @@ def warn_if_changed(path: str, written: int) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def total_bytes(paths: Sequence[str]) -> int:
-    """Size of the files, for a progress bar; 0 for unreadable files, which `read` reports."""
-    return sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
-
-
 def _check_paths(paths: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for path in paths:

@@ -58,10 +58,19 @@ class Layout(Handled):
     first: Tensor | None
     valid: Tensor | None
     _source: Tensor | None = field(default=None, repr=False)  # unless it is the inverse of order
-    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # results of on() and once()
+    _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # results of on() and once(), _writes()
 
     def __post_init__(self) -> None:
         self._register()
+        self._kept["writes"] = self._writes()
+
+    def _writes(self) -> dict[str, int]:
+        """How often each tensor was written to through torch, as far as torch counts that."""
+        writes = {}
+        for name in _TENSORS:
+            if (x := getattr(self, name)) is not None and not x.is_inference():
+                writes[name] = x._version
+        return writes
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
@@ -285,6 +294,9 @@ def check_layout(layout: Any, **ids: Any) -> Layout:
         if value is not None:
             raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
     if not torch.compiler.is_compiling():  # its fields can be changed; the op of a compiled graph checks them
+        writes = layout._writes()
+        for name in (name for name, n in layout._kept.setdefault("writes", writes).items() if n != writes[name]):
+            raise ValueError(f"layout.{name} must not be written to: pass other ids to bipace_kernels.layout().")
         sizes = dict.fromkeys(("order", "step", "first"), layout.n_records)
         sizes |= dict.fromkeys(("group_offsets", "group_trajectories"), layout.n_groups + 1)
         for name, size in {**sizes, "trajectory_offsets": layout.n_trajectories + 1}.items():
@@ -313,7 +325,5 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
     n = checks.length(group, "group")
     checks.check_length(rollout, "rollout", n)
     pairs = torch.stack([ids_to_int(group, "group")[0], ids_to_int(rollout, "rollout")[0]], dim=1).numpy()
-    if n == 0:
-        return torch.zeros(0, dtype=torch.int64, device=device)
     _, number = np.unique(pairs, axis=0, return_inverse=True)
     return transfer.to_device(torch.from_numpy(number.reshape(-1).astype(np.int64)), device, "group")

@@ -91,10 +91,11 @@ class Op:
             sizes = check_sizes(columns)
             if self.name == "hash_token_ids":
                 _check_ids(columns)
-            # Only now: a copy of a view can be far larger than what it is a view of.
-            columns |= {n: x.contiguous() for n, x in columns.items() if n in TENSORS and isinstance(x, Tensor)}
             if device.type == "cpu":
                 _check_places(columns, sizes)
+            # Only now: a copy of a view can be far larger than what it is a view of.
+            whole = {*TENSORS, "ids", "valid"} if columns.get("row_offsets") is not None else TENSORS
+            columns |= {n: x.contiguous() for n, x in columns.items() if n in whole and isinstance(x, Tensor)}
             if self.name == "hash_token_ids":
                 return _hash_token_ids(columns, device)
             if columns.get("estimator", "mean") != "mean" and columns["action_key"] is None:
@@ -304,8 +305,6 @@ def _check_ids(columns: dict[str, Any]) -> None:
     table = [columns[name] is not None for name in ("table_offsets", "table_bytes")]
     if table[0] != table[1] or not (table[0] or mode == "first_n"):
         raise ValueError(f"table_offsets and table_bytes must be given for mode {mode!r}; use token_bytes(tokenizer).")
-    if flat:
-        columns |= {name: columns[name].contiguous() for name in ("ids", "valid") if columns[name] is not None}
 
 
 def _hash_token_ids(columns: dict[str, Any], device: torch.device) -> Any:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bipace_kernels as bk
 from bipace_kernels.backends import dispatch
 from bipace_kernels.backends.cuda import _launch as cuda_launch
-from bipace_kernels.backends.triton import critic, gram
+from bipace_kernels.backends.triton import critic, gram, scan
 from bipace_kernels.estimators import table
 
 CASES = [
@@ -32,6 +32,12 @@ def _sorted_copy(x, y, n, BLOCK):
 def _launch(**options):
     signature = {"x": "*fp32", "y": "*fp32", "n": "i64"}
     return resources.Launch("own", _sorted_copy, signature, {"BLOCK": 512}, {"enable_fp_fusion": False, **options})
+
+
+@pytest.mark.parametrize("kernel", [gram._gram, scan._scan_groups])
+def test_the_longest_group_compiles_nothing_anew(kernel):
+    """Triton recompiles for a size of 1 or a multiple of 16 unless this is disabled: seconds in the middle of a run."""
+    assert {p.do_not_specialize for p in kernel.params if p.name in ("units", "first_group")} == {True}
 
 
 @pytest.mark.parametrize(("launch", "arch"), CASES, ids=name_of)

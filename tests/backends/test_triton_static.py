@@ -1,9 +1,7 @@
 """What can be read off the source of the Triton backend: nothing waits for the device, no kernel is forgotten."""
 
 import ast
-import importlib
 
-import benchmarks
 import pytest
 from paths import ROOT
 
@@ -68,24 +66,11 @@ def test_host_code_never_waits(stem):
 
 def test_every_launched_kernel_is_compiled_ahead():
     """A kernel that resources.launches() does not meet would first be compiled on a user's GPU."""
-    triton = pytest.importorskip("triton")
-    if triton.knobs.runtime.interpret:
-        pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled")
+    compiled = pytest.importorskip("compiled_triton")  # which skips where kernels are interpreted
     launched = {name.rpartition(".")[2] for stem, tree in TREES.items() if stem != "_launch" for name in launches(tree)}
     kernels = set().union(*(jit_functions(tree) for tree in TREES.values()))
     assert launched <= kernels, "a launch this test does not understand"
-    assert not launched - {launch.name for launch in benchmarks.module("resources").launches()}
-
-
-@pytest.mark.parametrize("name", ["gram._gram", "scan._scan_groups"])
-def test_the_longest_group_compiles_nothing_anew(name):
-    """Triton recompiles for a size of 1 or a multiple of 16 unless this is disabled: seconds in the middle of a run."""
-    triton = pytest.importorskip("triton")
-    if triton.knobs.runtime.interpret:
-        pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled")
-    stem, _, kernel = name.partition(".")
-    jit = getattr(importlib.import_module(f"bipace_kernels.backends.triton.{stem}"), kernel)
-    assert {p.do_not_specialize for p in jit.params if p.name in ("units", "first_group")} == {True}
+    assert not launched - {launch.name for launch in compiled.LAUNCHES}
 
 
 SAMPLE = """

@@ -17,7 +17,7 @@ export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:strict_string_checks=1:detec
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:abort_on_error=1
 
 cmake=cmake
-"$python" -c 'import cmake' 2>/dev/null && cmake="$python -m cmake"
+"$python" -c 'import cmake.__main__' 2>/dev/null && cmake="$python -m cmake"
 mkdir -p "$build"
 {
   $cmake -S "$root" -B "$build" -DBIPACE_SANITIZE=address,undefined \

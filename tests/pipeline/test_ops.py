@@ -279,11 +279,13 @@ def test_views_are_taken_and_sizes_checked_before_they_are_copied():
             one, other = (getattr(torch.ops.bipace, name)(*given, **kwargs) for given in (args, spread))
             for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (one, other)), strict=True):
                 assert torch.equal(a, b), name
-    lay, value = bk.layout([0, 0], [0, 0]), torch.zeros(2, dtype=torch.float64)
-    huge = torch.zeros((), dtype=torch.float64).expand(1 << 50)  # no memory holds its copy
-    given = (huge, value, None, lay.trajectory_offsets, None, 0.9, 0.9)
-    with pytest.raises(ValueError, match=r"value must have shape .* as rewards has it"):
-        torch.ops.bipace.gae_advantage(*given, n_trajectories=1, taken=None)
+    op, ends, value = torch.ops.bipace, torch.tensor([0, 2]), torch.zeros(2, dtype=torch.float64)
+    huge, ids = (torch.zeros((), dtype=t).expand(1 << 50) for t in (torch.float64, torch.int64))  # too large a copy
+    given = (huge, value, None, ends, None, 0.9, 0.9)
+    refused("value must have shape .* as rewards has it", op.gae_advantage, *given, n_trajectories=1, taken=None)
+    refused("increase from 0 to M = 11258", op.discounted_returns, huge, None, ends, 0.9, n_trajectories=1)
+    given = (ids, ends, None, None, None)
+    refused("increase from 0 to E = 11258", op.hash_token_ids, *given, mode="first_n", n=1, longest_row=2)
 
 
 def test_handles_go_with_their_objects():
