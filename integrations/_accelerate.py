@@ -67,8 +67,11 @@ def of_all(several: bool) -> dict[str, Any]:
     if not several:
         return {"run": bk.advantage}
 
-    def agree(make: Callable[[], T]) -> T:
-        return Ranks(None).agree(make, lambda _: None)[0]
+    def agree(make: Callable[[], T], kind: Callable[[T], Any] = lambda _: None) -> T:
+        mine, kinds = Ranks(None).agree(make, kind)
+        if any(one != kinds[0] for one in kinds):
+            raise ValueError(f"states must be of one kind on all processes, got {kinds}: set embedder to ngram.")
+        return mine
 
     return {"run": bk.distributed.advantage, "gather": of_all_processes, "agree": agree}
 

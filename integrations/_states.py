@@ -174,7 +174,7 @@ class States:
         why: str = "",
         run: Callable[..., AdvantageResult] = pipeline.advantage,
         gather: Gather = dict,
-        agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),
+        agree: Callable[..., Any] = lambda make, *_: make(),
     ) -> tuple[AdvantageResult, dict[str, float]]:
         """The result over the records, with the states of the settings, and the metrics for the trainer.
 
@@ -185,7 +185,7 @@ class States:
         labels    [n] int64 clusters c of hidden states made elsewhere, −1 − c for bad states; or None
         why       reason if there are no hidden states, for the error of "actor_hidden" and the warning of "auto"
         run       advantage(), or its version for several processes; then gather(columns) gives those of all processes,
-                  and agree(make) make(), or on all processes the error of one
+                  and agree(make, kind) make(), or on all the error of one, or of kind(make()) that differ
         """
         columns, used, epsilon, config = dict(records), "", None, self.settings.config()
         kinds = gather({"kind": columns.pop("action_kind")})["kind"] if "action_kind" in columns else None
@@ -199,7 +199,8 @@ class States:
             def states() -> Sequence[Any]:
                 return texts() if n == 1 or actions is None else windows(records, texts(), actions(), n)
 
-            used, fingerprint = agree(partial(self._fingerprint, hidden, states, why))
+            made_here = partial(self._fingerprint, hidden, states, why)
+            used, fingerprint = agree(made_here, lambda made: [made[0], made[1].shape[1], str(made[1].dtype)])
             columns["fingerprint"] = fingerprint.to(columns["group"].device)
             if self.memory is not None and len(self.memory) and self._remembered not in ("", used):
                 text = f"{self.where}share=memory begins anew: its states are of {self._remembered}, and now of {used}."
@@ -208,7 +209,7 @@ class States:
             self._remembered = used
             epsilon = self.radius.of(used, columns, gather) if config.has_epsilon else None
         elif config.needs_observation:
-            columns["observation"] = texts()
+            columns["observation"] = agree(texts)
         config = self.settings.config(epsilon, used)
         if bad is not None:
             config = replace(config, partition="exact")  # of labels: the same bits as with the clusters themselves
@@ -298,6 +299,8 @@ class States:
     def load(self, path: Path) -> None:
         """Loads what save() wrote, if anything.  Of several processes rank 0 does, the others load_state_dict()."""
         if not path.exists():
+            if path.parent.exists() and (self.memory is not None or isinstance(self.settings.epsilon, str)):
+                self._warn("no file", f"{path} does not exist: what a run keeps of its states (ε, memory) begins anew.")
             return
         with _naming(path):
             self.load_state_dict(json.loads(path.read_text()))

@@ -50,17 +50,18 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
                 f"args must be a BiPACEGRPOConfig, got {type(self.args).__name__}; it takes GRPOConfig's arguments."
             )
         self._bipace = States(self.args.settings, "bipace_")
+        if getattr(self, "use_liger_kernel", False) and not self._bipace.settings.keeps_own_advantages:  # old TRL
+            raise ValueError("use_liger_kernel takes one advantage per completion: turn it off, or bipace_method=grpo.")
         self._bipace_watched: _Watched | None = None
         why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
         self._bipace.require_hidden(why)
         # TRL's own forwards run in training mode, in which dropout would add noise to the states.
         self._bipace_dropout = self._bipace.may_be_hidden and not why and has_dropout(self.model)
         self._bipace_taps = self._bipace.may_be_hidden and not why and not self._bipace_dropout
-        # If a batch is used once and as a whole, and no forward gives old log-probs, the loss's own forward has the
-        # states.
+        # A batch that is used once, as a whole and without old log-probs has its states from the loss's own forward.
         vllm = self.use_vllm and getattr(self, "vllm_importance_sampling_correction", True)
         once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm
-        self._bipace_waits = self._bipace_taps and once and not getattr(self.args, "use_liger_kernel", False)
+        self._bipace_waits = self._bipace_taps and once
         self._bipace_waiting: Any = None  # the batch whose hidden states are still missing
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 

@@ -355,15 +355,16 @@ def test_a_memory_of_other_states(tmp_path):
     with pytest.warns(RuntimeWarning, match=r"here\.share=memory begins with an empty memory: .*'layer': -8.*: -3"):
         other.load(file)
     assert len(other.memory) == 0
-    plain = States(Settings.of({"method": "gae"}))
-    plain.load(file)
-    assert plain.memory is None
+    States(Settings.of({"method": "gae"})).load(file)  # without a memory
     later, lost = states_of(), states_of()
     later.load(file)
     with pytest.raises(ValueError, match=r"D = 4 like the batches in memory, got 6; begin .*_memory\.pt"):
         later.advantage(RECORDS, list, hidden=torch.randn(3, 6))
     (tmp_path / "bipace_memory.pt").unlink()
     with pytest.warns(RuntimeWarning, match=r"begins with an empty memory: .*bipace_memory\.pt does not exist"):
+        lost.load(file)
+    file.unlink()
+    with pytest.warns(RuntimeWarning, match=r"bipace\.json does not exist: .* begins anew"):
         lost.load(file)
 
 
@@ -390,12 +391,13 @@ class Second(_accelerate.Ranks):
     """Of two processes, of which the first fails."""
 
     rank, size = 1, 2
+    first = "failed", ["ValueError", "what the first one has is damaged"]
 
     def __init__(self, process_group):
         pass
 
     def texts(self, mine):
-        return [json.dumps({"failed": ["ValueError", "what the first one has is damaged"]}), mine]
+        return [json.dumps(dict([self.first])), mine]
 
 
 def test_texts_that_the_first_process_cannot_read_are_an_error_of_all(monkeypatch):
@@ -403,6 +405,11 @@ def test_texts_that_the_first_process_cannot_read_are_an_error_of_all(monkeypatc
     monkeypatch.setattr(_accelerate, "Ranks", Second)
     run = partial(states_of(embedder="ngram").advantage, RECORDS, lambda: ["a", "b", "ab"], **_accelerate.of_all(True))
     refused("rank 0: what the first one has is damaged", run)
+    monkeypatch.setattr(Second, "first", ("head", ["actor_hidden", 4096, "torch.float32"]))  # only here images
+    refused(r"states must be of one kind on all processes, got .*hidden.*'ngram'", run)
+    monkeypatch.setattr(Second, "first", ("failed", ["ValueError", "no text"]))
+    run = States(Settings.of({"method": "gigpo"})).advantage
+    refused("rank 0: no text", run, RECORDS, list, **_accelerate.of_all(True))
 
 
 def test_a_checkpoint_that_the_first_process_cannot_load_is_an_error_of_all(monkeypatch):

@@ -460,6 +460,8 @@ def test_settings_that_are_wrong_a_layer_that_the_model_lacks_and_a_plain_config
     data = Dataset.from_dict({"prompt": tt.PROMPTS})
     with pytest.raises(TypeError, match="args must be a BiPACEGRPOConfig, got GRPOConfig"):
         tt.BiPACEGRPOTrainer(tt.make_model(), [tt.reward], args, train_dataset=data, processing_class=tt.TOKENIZER)
+    fused = type("Fused", (tt.Keeping,), {"use_liger_kernel": property(lambda _: True, lambda *_: None)})  # TRL 1.9
+    refused("use_liger_kernel takes one advantage per completion", tt.make_trainer, tmp_path, cls=fused)
 
 
 def test_scale_rewards_decides_the_episode_norm():
