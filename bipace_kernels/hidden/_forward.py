@@ -14,8 +14,8 @@ from .positions import Positions, last_tokens, positions_of
 class Consumer:
     """Assigns the given rows to the forwards in order, and records the row of each state."""
 
-    def __init__(self, positions: Any, cu_seqlens: Any) -> None:
-        self._given = positions_of(positions)
+    def __init__(self, positions: Any, cu_seqlens: Any, *, one_token: bool) -> None:
+        self._given, self._one_token = positions_of(positions), one_token
         self._cu_given = _cu_seqlens(cu_seqlens)
         self.restart()
 
@@ -51,7 +51,9 @@ class Consumer:
     def next(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spans:
         """The spans of the forward that begins with these arguments."""
         arguments = arguments_of(module, args, kwargs)
-        tokens = arguments["input_ids"] if arguments.get("input_ids") is not None else arguments["inputs_embeds"]
+        tokens = next((x for x in map(arguments.get, ("input_ids", "inputs_embeds")) if x is not None), None)
+        if tokens is None:
+            raise ValueError(f"model must be a decoder; {type(module).__name__} gets no input_ids or inputs_embeds.")
         n_batch, width = int(tokens.shape[0]), int(tokens.shape[1])
         (positions, cu), self._expected = self._expected, (None, None)
         if cu is None:
@@ -65,15 +67,18 @@ class Consumer:
                     f"{cu.tolist()[:9]}; give the offsets of its sequences."
                 )
         mask = arguments.get("attention_mask")
-        if cu is None and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] != width:
+        cache: Any = arguments.get("past_key_values", arguments.get("cache"))  # its name from transformers 5.24 on
+        before = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
+        longer = cu is None and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] != width
+        if longer or self._is_set(torch.as_tensor(before) > 0):
             raise ValueError(
-                f"attention_mask covers {mask.shape[1]} tokens where the forward has {width}: this looks like a "
-                "forward with a cache; set `enabled` of the tap to False while tokens are generated."
+                f"the forward has {width} tokens, but its attention_mask or its cache covers others before them: set "
+                "`enabled` of the tap to False while tokens are generated, and run whole prompts without a cache."
             )
         n_rows = n_batch if cu is None else len(cu) - 1
         if positions is None:
             positions = self._take(n_rows)
-        if cu is None and not isinstance(positions, Positions):
+        if cu is None and not (self._one_token and isinstance(positions, Positions)):
             self._check_whole(positions, mask, arguments.get("position_ids"))
         spans, row, bad = _spans(positions, tokens, mask, None if cu is None else cu.to(tokens.device))
         if self._is_set(bad.any()):
@@ -106,15 +111,15 @@ class Consumer:
         self._cursor = last
         return self._given.rows(first, last)
 
-    def _check_whole(self, positions: int | str, mask: Any, ids: Any) -> None:
+    def _check_whole(self, positions: Positions | int | str, mask: Any, ids: Any) -> None:
         """Raises ValueError if a row must be one sequence, but this cannot be checked."""
-        if positions == "last" and mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+        if isinstance(positions, str) and mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
             raise ValueError("positions 'last' needs an attention_mask [B, T] in the forward; give the columns.")
         one_row = mask is None and isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[0] == 1
         if one_row and self._is_set((ids[0, 1:] <= ids[0, :-1]).any()):
             raise ValueError(
-                f"positions {positions!r} on packed input needs cu_seqlens: the forward's position_ids restart inside "
-                "the row; give tap() or expect() the offsets of its sequences."
+                f"{'positions' if self._one_token else 'pooling'} on packed input needs cu_seqlens: the forward's "
+                "position_ids restart inside the row; give tap() or expect() the offsets of its sequences."
             )
 
     def _is_set(self, wrong: Tensor) -> bool:

@@ -19,6 +19,10 @@ from ..inputs import checks
 from .layers import arguments_of, attention_of, unwrap
 
 POOLINGS = ("last", "mean", "attention")
+ATTENTIONS = (  # families whose weights were compared with those that eager attention returns
+    *("Cohere", "Ernie4_5", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Glm4Moe", "Granite", "GraniteMoe", "Llama"),
+    *("Mistral", "Mixtral", "Olmo", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe"),
+)
 CHUNK = 1 << 22  # numbers in float64 at a time: 32 MiB, far below a block's own memory
 
 
@@ -149,24 +153,12 @@ def _attention_weights(attention: Scores, batch: Tensor, member: Tensor) -> Tens
 
 
 def check_block(block: nn.Module) -> None:
-    """Raises TypeError if queries and keys of this kind of block cannot be recomputed, naming what is missing."""
-    inner, attention = unwrap(block), attention_of(block)
-    missing = []
-    if inner._modules.get("input_layernorm") is None:
-        missing.append("block.input_layernorm")
-    if attention is None:
-        missing.append("an attention")
-    else:
-        names = attention._modules
-        if names.get("qkv_proj") is None and (names.get("q_proj") is None or names.get("k_proj") is None):
-            missing.append("q_proj and k_proj, or qkv_proj")
-        if not hasattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb"):
-            missing.append("apply_rotary_pos_emb in the model's module")
-        if "sinks" in attention._parameters:
-            missing.append("a plain softmax (this one has sinks)")
-    if missing:
+    """Raises TypeError for attention that scores_of() might not recompute, as of layers without rotary positions."""
+    family = type(attention_of(block)).__name__.removesuffix("Attention")
+    if family not in ATTENTIONS:
         raise TypeError(
-            f"pooling 'attention' is not for {type(inner).__name__}, which lacks {', '.join(missing)}; use 'last'."
+            f"pooling 'attention' is not for {type(unwrap(block)).__name__}, only for the attention of "
+            f"{', '.join(ATTENTIONS)}; use 'last' or 'mean'."
         )
 
 
@@ -178,7 +170,7 @@ def scores_of(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     inner, attention = unwrap(block), attention_of(block)
     assert attention is not None
     arguments = arguments_of(inner, args, kwargs)
-    cos, sin = _position_embeddings(arguments, inner, attention)  # [B or 1, T, rotated]
+    cos, sin = _position_embeddings(arguments, attention)  # [B or 1, T, rotated]
     hidden = inner.input_layernorm(arguments["hidden_states"])  # type: ignore[operator]  # [B, T, D]
     at = (spans.batch.clamp(0, hidden.shape[0] - 1), spans.last.clamp(0, hidden.shape[1] - 1))
     config: Any = attention.config
@@ -194,17 +186,12 @@ def scores_of(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     return Scores(query, key, float(width**-0.5 if scale is None else scale), float(softcap or 0.0), int(window or 0))
 
 
-def _position_embeddings(arguments: dict[str, Any], block: nn.Module, attention: nn.Module) -> tuple[Tensor, Tensor]:
+def _position_embeddings(arguments: dict[str, Any], attention: nn.Module) -> tuple[Tensor, Tensor]:
     tables = arguments.get("position_embeddings")
     if tables is None:  # Gemma 3 before transformers 5 passes two
         sliding = getattr(attention, "is_sliding", False)
-        tables = arguments.get("position_embeddings_local" if sliding else "position_embeddings_global")
-    if tables is None:
-        raise TypeError(
-            f"pooling 'attention' needs position_embeddings, which {type(block).__name__} does not get; use 'last'."
-        )
-    cos, sin = tables
-    return cos, sin
+        tables = arguments["position_embeddings_local" if sliding else "position_embeddings_global"]
+    return tables  # type: ignore[no-any-return]
 
 
 def _projections(

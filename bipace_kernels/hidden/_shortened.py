@@ -57,18 +57,15 @@ class Skipped(nn.Module):
 
 
 @contextmanager
-def shortened(decoder: Decoder, n_blocks: int, *, norm: bool) -> Iterator[nn.Module]:
-    """The module to call: it runs its first n_blocks blocks and no head, in eval mode; the final norm only if needed.
+def shortened(decoder: Decoder, n_blocks: int) -> Iterator[nn.Module]:
+    """The module to call: it runs its first n_blocks blocks, the final norm and no head, in eval mode.
 
     Modules are replaced in their parents and always restored, so the forward ends normally: an exception through a
     wrapped module would leave FSDP and ZeRO in the middle of a forward.
     """
-    skipped = _head_of(decoder.causal)
-    if not norm and decoder.norm_name is not None:
-        skipped.append((decoder.base, decoder.norm_name))
     blocks = decoder.blocks
     before: list[tuple[nn.Module, str, nn.Module]] = [(decoder.base, decoder.list_name, blocks)]
-    before += [(parent, name, parent._modules[name]) for parent, name in skipped]  # type: ignore[misc]
+    before += [(parent, name, parent._modules[name]) for parent, name in _head_of(decoder.causal)]  # type: ignore[misc]
     training = [(module, module.training) for module in decoder.model.modules()]
     try:
         for module, _ in training:
@@ -108,8 +105,5 @@ def no_gradients(model: nn.Module) -> AbstractContextManager[Any]:
 
 def _head_of(causal: nn.Module) -> list[tuple[nn.Module, str]]:
     """The module and attribute of the head from states to logits."""
-    find = getattr(causal, "get_output_embeddings", None)
-    head = None if find is None else find()
-    if head is None:
-        return []
-    return [(m, name) for m in causal.modules() for name, child in m._modules.items() if child is head]
+    head = getattr(causal, "get_output_embeddings", lambda: None)()
+    return [(m, n) for m in causal.modules() for n, child in m._modules.items() if child is head is not None]

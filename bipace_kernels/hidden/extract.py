@@ -62,7 +62,7 @@ def extract(
     backend         deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools on the states'
                     device
 
-    Later blocks, the final norm (unless requested) and the head do not run; identical prompts run once, in eval mode
+    Later blocks and the head do not run; identical prompts run once, in eval mode
     and without gradients.  Positions of rows without a token give zeros.  The model is always restored.
     """
     if not isinstance(pooling, str):
@@ -120,7 +120,7 @@ def extract_layers(
     # Logits of only one token if the head runs.
     one = next(({name: 1} for name in ("logits_to_keep", "num_logits_to_keep") if name in known), {})
     with (
-        _shortened.shortened(decoder, n_blocks, norm=any(item.normed for item in tapped.layers)) as called,
+        _shortened.shortened(decoder, n_blocks) as called,
         _shortened.no_gradients(decoder.model),
         tapped,
         progress_bar(progress if n_forwards > 1 else bool(progress), "hidden states", n_forwards) as bar,

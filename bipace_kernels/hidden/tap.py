@@ -62,12 +62,11 @@ def tap(
     dispatch.check_name(backend)
     several = layers_of(layer, layers, len(decoder.blocks))
     poolings = check_poolings(pooling)
-    if "attention" in poolings:
-        for item in several:
-            if item.normed:
-                raise ValueError(f"pooling 'attention' needs a block's output, as 'block {item.block}', got {item}.")
-            check_block(decoder.blocks[item.block])
-    consumer = Consumer(positions, cu_seqlens)
+    for item in several if "attention" in poolings else ():
+        if item.normed:
+            raise ValueError(f"pooling 'attention' needs a block's output, as 'block {item.block}', got {item}.")
+        check_block(decoder.blocks[item.block])
+    consumer = Consumer(positions, cu_seqlens, one_token=poolings == ("last",))
     return Tap(several, decoder, poolings, consumer, bool(normalize), check_dtype(dtype))
 
 
@@ -91,7 +90,8 @@ class Tap:
     def __post_init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._spans: Spans | None = None
-        self._kept: dict[tuple[Layer, str], list[Tensor]] = {}
+        self._kept: dict[tuple[Layer, str], dict[int, Tensor | None]] = {}  # by the number of the forward
+        self._forwards = 0
 
     def __repr__(self) -> str:
         return f"<Tap on {', '.join(map(str, self.layers))} of {type(self._decoder.causal).__name__}>"
@@ -130,15 +130,16 @@ class Tap:
         """
         self._consumer.check_outside()
         key = self._key(layer, pooling)
-        parts = self._kept.get(key, [])
-        if not parts:
+        kept = self._kept.get(key, {})
+        if not kept or len(kept) < self._forwards:
             raise ValueError(
-                f"no forward of {type(self._decoder.causal).__name__} ran through {key[0]} inside the tap; run the "
-                "model, its wrapper or its decoder inside the with block, while `enabled` is True."
+                f"{len(kept)} of {self._forwards} tapped forwards of {type(self._decoder.causal).__name__} ran through "
+                f"{key[0]}; run the model in the with block while `enabled` is True, and clear() after an error."
             )
+        parts = [rows for rows in kept.values() if rows is not None]
         if len(parts) > 1:
-            self._kept[key] = parts = [torch.cat(parts)]
-        return parts[0]
+            kept |= {**dict.fromkeys(kept), self._forwards: torch.cat(parts)}
+        return kept[self._forwards]  # type: ignore[return-value]
 
     def row_index(self) -> Tensor:
         """[n] int64 on the CPU: the row of each state, counted over all forwards."""
@@ -151,7 +152,7 @@ class Tap:
     def clear(self) -> None:
         """Discards all rows, and restarts with the first row of the positions."""
         self._spans = None
-        self._kept = {}
+        self._kept, self._forwards = {}, 0
         self._consumer.restart()
 
     def _key(self, layer: Layer | int | str | None, pooling: str | None) -> tuple[Layer, str]:
@@ -182,6 +183,7 @@ class Tap:
             return
         with torch.inference_mode(False), torch.no_grad():
             self._spans = self._consumer.next(module, args, kwargs)
+        self._forwards += 1
 
     def _hook(self, layer: Layer, poolings: tuple[str, ...]) -> Callable[..., None]:
         def keep(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -194,7 +196,8 @@ class Tap:
                 for pooling in poolings:
                     scores = scores_of(block, args, kwargs, spans) if pooling == "attention" else None
                     rows = pool(hidden, spans, pooling, self._normalize, self._dtype, scores)
-                    self._kept.setdefault((layer, pooling), []).append(rows)
+                    # The last call counts: some models also run their final norm before the first block.
+                    self._kept.setdefault((layer, pooling), {})[self._forwards] = rows
 
         return keep
 

@@ -74,7 +74,7 @@ class FSDPEngineKeepingStates(FSDPEngineWithLMHead):  # type: ignore[misc]
             )
         tapped = tap_of(self.module, asked["layer"], f"{WHERE}layer")
         (kept,) = tapped.layers
-        with shortened(tapped._decoder, kept.block + 1, norm=kept.normed) if early else nullcontext(), tapped:
+        with shortened(tapped._decoder, kept.block + 1) if early else nullcontext(), tapped:
             self._tapped, self._early = tapped, early
             try:
                 output = run(data, None if early else loss_function, forward_only)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import tiny_models as tm
 import torch
@@ -134,12 +135,8 @@ def check_interrupt(wrap: Callable[[Any], Any], *, ranks: tuple[int, ...] = (0, 
     model = wrap(tm.make())
     bk.hidden.extract(model, ids, mask)  # FSDP makes itself ready in its first forward
     before, stopped = tree(model), ""
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     block = bk.hidden.layers.find_decoder(model).blocks[1]
-    handle = block.register_forward_hook(stop) if rank in ranks else None
+    handle = block.register_forward_hook(Mock(side_effect=KeyboardInterrupt)) if rank in ranks else None
     try:
         bk.hidden.extract(model, ids, mask)
     except (KeyboardInterrupt, RuntimeError) as error:

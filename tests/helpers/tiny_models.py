@@ -32,7 +32,7 @@ def make(family: str = "Qwen2", *, seed: int = 0, dtype: torch.dtype = torch.flo
     name = f"{family}ForCausalLM"
     if not hasattr(transformers, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
-    settings = {**COMMON, **FAMILIES[family], **changes}
+    settings = {**COMMON, **FAMILIES.get(family, {}), **changes}
     attention = settings.pop("attn_implementation")
     config = getattr(transformers, CONFIG_NAME.get(family, f"{family}Config"))(**settings)
     config._attn_implementation = attention

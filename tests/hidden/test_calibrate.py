@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -188,11 +189,8 @@ def test_files_of_states_have_their_place_on_the_disk_or_are_not_begun(model, da
     assert path.stat().st_blocks * 512 < 1 << 22
     _calibration_states._allocate(path)
     assert path.stat().st_blocks * 512 >= 1 << 22
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=full))
     with pytest.raises(OSError, match=r"No space left on device: block_\d+\.\w+\.npy needs .* MiB for states"):
         scan(model, data, out=tmp_path)
     assert not list(tmp_path.rglob("block_*.npy"))
