@@ -144,10 +144,11 @@ assert dict(os.environ) == environment
 
 
 EVERY_FUNCTION = """
-import os, signal, sys, warnings
+import os, signal, sys, threading, warnings
 warnings.simplefilter("ignore")
 import torch
 import bipace_kernels as bk
+from bipace_kernels.backends import records
 from bipace_kernels.distributed import plan_owners
 from bipace_kernels.hidden import last_tokens, turn_positions
 
@@ -208,8 +209,14 @@ calls = {
         op.cluster_cosine(x, lay.order, lay.group_offsets, None, 0.1, taken=some, n_groups=lay.n_groups,
             longest_group=lay.longest_group)),
 }
-for name, call in calls.items():
-    want = str(call())
+wanted = {name: str(call()) for name, call in calls.items()}
+inside, leave, runs = threading.Event(), threading.Event(), records.runs
+records.runs = lambda offsets: (inside.set(), leave.wait(), runs(offsets))[2]
+held = records.Records(torch.device("cpu"), n_records=1, trajectory_offsets=torch.tensor([0, 1]))
+threading.Thread(target=lambda: held.time, daemon=True).start()  # may hold a lock of all Records
+inside.wait()
+records.runs = runs
+for name, want in wanted.items():
     pid = os.fork()
     if pid == 0:
         signal.alarm(600)  # ends a child that hangs; one on a busy machine is slow
@@ -217,7 +224,7 @@ for name, call in calls.items():
         try:
             torch.set_default_dtype(torch.float64)
             with torch.device("meta"):
-                found = call()
+                found = calls[name]()
             torch.set_default_dtype(torch.float32)
             same = str(found) == want or name.startswith("ValueMemory")  # which holds more at the second call
             status = 3 if not same else 0 if torch.get_num_threads() == 4 else 2
