@@ -182,9 +182,12 @@ def read(
     for name in optional:
         setattr(rollouts, name, [])
     seen: set[str] = set()
+    everywhere = {*optional}
     for index, path in enumerate(paths):
         written = os.stat(path).st_mtime_ns
         parser = _Parser(rollouts, index, path, columns, needed, optional, allow_nonfinite)
+        if merge_files and index:
+            parser.id_types["task"] = type(rollouts.task[0])
         if parser.is_parquet:
             _read_parquet(parser, advance)
         else:
@@ -197,10 +200,12 @@ def read(
         seen |= parser.seen
         if parser.records == 0:
             raise CliError(f"{path} holds no records; give a file with one step record per {parser.unit}.")
-        present = {name for name, _, _ in parser.fields}
-        for name in {*optional} - present:  # not in this file: then for no record
-            setattr(rollouts, name, None)
-        optional = tuple(name for name in optional if name in present)
+        everywhere &= {name for name, _, _ in parser.fields}
+    for name in {*optional} - everywhere:  # not in every file: then for no record
+        setattr(rollouts, name, None)
+        if name in seen:
+            what = f'"{getattr(columns, name)}" is in some files but not in all: it is used for no record.'
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
     for name in wanted:
         column = getattr(columns, name)
         if name not in seen and column != getattr(Columns(), name):

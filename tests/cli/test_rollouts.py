@@ -199,9 +199,14 @@ def test_nonfinite_rewards_pass_where_they_are_set_aside(tmp_path):
 def test_a_column_that_a_record_or_file_lacks_is_left_out_or_named(tmp_path):
     one, two = write(tmp_path / "a.jsonl", record()), write(tmp_path / "b.jsonl", without("success"))
     three = write(tmp_path / "c.jsonl", without("success"), record(step=1))
-    for paths in ([three], [one, two], [two, one]):
-        read = rollouts.read(paths, wanted=["success", "action"])
+    assert rollouts.read([three], wanted=["success"]).success is None
+    for paths in ([one, two], [two, one]):
+        with pytest.warns(RuntimeWarning, match='"success" is in some files but not in all'):
+            read = rollouts.read(paths, wanted=["success", "action"])
         assert read.success is None and read.action == ["go", "go"]
+    four = write(tmp_path / "e.jsonl", record(task_id=1))  # where files are merged, "1" and 1 would be two prompts
+    wrong = 'e.jsonl, line 1, field "task_id": expected a string like in the records before, got 1'
+    refused(wrong, rollouts.read, [one, four], error=CliError, merge_files=True)
     path = write(tmp_path / "d.jsonl", record(), {**without("success"), "step": 1})
     assert "first record has it" in error_of(path, wanted=["success"])
     for name in ("valid", "success", "action"):
