@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -54,12 +55,7 @@ def test_the_floor_is_the_larger_of_bytes_and_operations():
 
 
 def test_a_failing_row_spoils_nothing_but_itself():
-    def broken():
-        raise RuntimeError("out of\nluck")
-
-    def absent():
-        raise ImportError("No module named 'x'")
-
+    broken, absent = (Mock(side_effect=e) for e in (RuntimeError("out of\nluck"), ImportError("No module named 'x'")))
     kept = []
     part = _part("short", lambda b: b.row("w", "bad", broken), lambda b: kept.append(b.row("w", "good", lambda: 3)),
                  lambda b: b.row("w", "missing", absent), lambda b: kept.append(b.failures),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.csv
@@ -422,11 +423,7 @@ def test_a_folder_refused_by_the_system(golden, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "is not writable" in fail("advantage", golden, "--out", tmp_path / "out.csv")
     monkeypatch.undo()
-
-    def refuse(**_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(files.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(files.tempfile, "mkdtemp", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert "cannot be written: Permission denied" in fail("advantage", golden, "--out", tmp_path / "out.csv")
 
 

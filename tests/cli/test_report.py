@@ -3,6 +3,7 @@
 import json
 import re
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -204,11 +205,7 @@ def test_a_failure_in_the_middle(tmp_path, monkeypatch, exists):
     if exists:
         out.mkdir()
         (out / "report.md").write_text("yesterday")
-
-    def fails(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(figures, "embedders", fails)
+    monkeypatch.setattr(figures, "embedders", Mock(side_effect=OSError(28, "No space left on device")))
     assert "No space left on device" in fail("report", path, "--out", out, "--epsilons", "0.25")
     assert {p.name for p in tmp_path.iterdir()} == ({"a.jsonl", "out"} if exists else {"a.jsonl"})
     if exists:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -188,11 +189,7 @@ def test_recording_takes_at_most_one_percent_of_the_run(tmp_path):
 
 def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path, monkeypatch):
     recorder = Recorder(str(tmp_path), 1, "bipace_")
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pq, "write_table", full)
+    monkeypatch.setattr(pq, "write_table", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.warns(RuntimeWarning, match=r"bipace_record_dir=.*: update 3 cannot be written \(No space left"):
         record(recorder, 3)
     monkeypatch.undo()
