@@ -54,6 +54,12 @@ _OF_RECORDS = {field.name for field in fields(Records)}
 _OF_KERNEL = {field.name for field in fields(Kernel)}
 
 
+@functools.cache  # not cached_property, whose lock until Python 3.12 a fork may leave held
+def _types_of(arguments: str) -> dict[str, str]:
+    words = [word.split() for word in arguments.split(", ") if word != "*"]
+    return {name: kind for kind, name in words}
+
+
 @dataclass(frozen=True)
 class Op:
     """An op that runs one stage of a backend.
@@ -71,11 +77,10 @@ class Op:
         several = ", ".join("Tensor" for _ in self.results)
         return f"({self.arguments}) -> " + (several if len(self.results) == 1 else f"({several})")
 
-    @functools.cached_property
+    @property
     def types(self) -> dict[str, str]:
         """Type of each argument in torch's schema."""
-        words = [word.split() for word in self.arguments.split(", ") if word != "*"]
-        return {name: kind for kind, name in words}
+        return _types_of(self.arguments)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name; torch omits the last ones where they are None."""
