@@ -290,7 +290,7 @@ class States:
         with atomic_file(path) as file:  # a run may end during the write
             file.write_text(json.dumps(self.state_dict()))
         if self.memory is not None and len(self.memory):
-            kept = {**self._kind, "used": self._remembered, "memory": self.memory.state_dict()}
+            kept = {**self._in_memory(), "used": self._remembered, "memory": self.memory.state_dict()}
             with atomic_file(path.with_name(MEMORY_FILE)) as file:
                 torch.save(kept, file)
         else:
@@ -307,16 +307,21 @@ class States:
         file = path.with_name(MEMORY_FILE)
         if self.memory is None:
             return
+        wanted = self._in_memory()
         with _naming(file):
             saved = _whole(file) if file.exists() else {}
-            kind = {name: saved.get(name) for name in self._kind}
-            if kind == self._kind:
+            kind = {name: saved.get(name) for name in wanted}
+            if kind == wanted:
                 self.memory.load_state_dict(saved["memory"])
                 self._remembered = saved.get("used", "")
-        if kind != self._kind:
-            why = f"holds states of {kind}, but this run reads {self._kind}" if saved else "does not exist"
+        if kind != wanted:
+            why = f"holds states and returns of {kind}, but this run has {wanted}" if saved else "does not exist"
             text = f"{self.where}share=memory begins with an empty memory: {file} {why}."
             warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def _in_memory(self) -> dict[str, Any]:
+        """What states and returns in a memory must have in common with this run's."""
+        return {**self._kind, "gamma": self.settings.config().gamma}
 
     def state_dict(self) -> dict[str, Any]:
         """The choices, for a checkpoint: plain values, without the memory's records."""
