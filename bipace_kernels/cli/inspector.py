@@ -187,11 +187,12 @@ def _add(
     results = _results(part, shared, estimators)
     lay = shared["layout"].once() if options.duplicates == "once" else shared["layout"]
     order = lay.order.numpy()
+    copy = np.zeros(len(order), bool) if lay.first is None else lay.first.numpy() < np.arange(len(order))
     first, first_group = len(columns["group"]), len(groups)
 
     known_groups: dict[int, int] = {}
     known_paths: dict[int, int] = {}
-    for row in order.tolist():
+    for row, again in zip(order.tolist(), copy.tolist(), strict=True):
         group, trajectory = int(records.group[row]), int(records.trajectory[row])
         if group not in known_groups:
             known_groups[group] = len(groups)
@@ -204,7 +205,7 @@ def _add(
             groups[at]["rollouts"] += 1
         path = paths[known_paths[trajectory]]
         groups[at]["records"] += 1
-        path["total"] += records.reward[row]
+        path["total"] += 0.0 if again else records.reward[row]  # as in R(τ)
         path["success"] = None if records.success is None else records.success[row]  # that of the last record
         columns["group"].append(at)
         columns["rollout"].append(known_paths[trajectory])

@@ -81,6 +81,8 @@ def test_groups_have_their_success_and_spread(tmp_path):
 def test_success_takes_a_threshold(tmp_path):
     rows = [dict(row, reward=0.1) for row in GOLDEN[:2]] + GOLDEN[2:4]  # totals 0.2 and 0
     assert [path["success"] for path in content_of(tmp_path, rows)["rollouts"]] == [True, False]
+    content = content_of(tmp_path, [*rows, *rows], "--success-above", 0.3, "--duplicates", "count")
+    assert [path["total"] for path in content["rollouts"]] == [0.2, 0.0] and content["groups"][0]["success"] == 0
     content = content_of(tmp_path, rows, "--success-above", 0.5)
     assert [path["success"] for path in content["rollouts"]] == [False, False] and content["groups"][0]["success"] == 0
     assert content["success_above"] == 0.5
@@ -471,15 +473,18 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(opened, tmp_p
             call = '<tool_call>\n{"name": "take", "arguments": {"what": "key", "times": 2}}\n</tool_call>'
             action = f"so {call}" if i == 5 else f"so <action> {row['action']} </action>"
             rows.append(dict(row, reward=row["reward"] * update / 100, action=action) | own)
+        if update == 50:  # a rollout that training set aside, which counts in nothing
+            rows.append(rows[3] | {"rollout": 3, "reward": float("nan"), "bipace_cluster": -1, "bipace_value": 0.0})
         paths.append(tmp_path / f"update_{update:08d}.parquet")
         pq.write_table(pa.Table.from_pylist(rows), paths[-1])
     folder = tmp_path / "out"
-    made_by(paths[0], folder, *paths[1:], "--action-mode", "action_tag")
+    made_by(paths[0], folder, *paths[1:], "--action-mode", "action_tag", "--on-invalid", "singleton")
     page = opened(folder)
     # Updates in their order, with metrics along them; the slider shows the groups of one.
     success = page.locator("#course figure").first
     assert success.locator("title").all_text_contents() == ["update 0: 0.000", "update 50: 0.333", "update 100: 0.333"]
-    assert page.locator("#course title").last.text_content() == "update 100: −4.167"  # as metrics() has it
+    explained = page.locator("#course figure").last.locator("title").all_text_contents()  # as metrics() has it
+    assert explained == ["update 0: −4.167", "update 50: −4.167", "update 100: −4.167"]
     page.locator("#slider").focus()
     names = {"Home": "update 0 (1 of 3)", "ArrowRight": "update 50 (2 of 3)", "End": "update 100 (3 of 3)"}
     for key, name in names.items():

@@ -750,10 +750,12 @@ const COURSE = [
     of: ({ rows }) => explained(rows) },
 ];
 
-function explained(rows) {
+function explained(all) {
   const [value, returns] = [columns.trained.value || columns.value, columns.trained.returns || columns.returns];
-  const squares = (of) => rows.reduce((sum, i) => sum + (returns[i] - of(i)) ** 2, 0);
-  const means = new Map([...new Set(rows.map((i) => columns.group[i]))].map((g) => [g, mean(ofGroup(g), returns)]));
+  const taken = (i) => Object.values(columns.cluster).every((column) => column[i] >= 0);  // others were set aside
+  const rows = all.filter(taken), squares = (of) => rows.reduce((sum, i) => sum + (returns[i] - of(i)) ** 2, 0);
+  const groups = [...new Set(rows.map((i) => columns.group[i]))];
+  const means = new Map(groups.map((g) => [g, mean(ofGroup(g).filter(taken), returns)]));
   const whole = squares((i) => means.get(columns.group[i]));
   return whole > 0 ? 1 - squares((i) => value[i]) / whole : null;
 }
