@@ -195,6 +195,10 @@ def _model_hash(decoder: Decoder) -> str:
     for name, parameter in decoder.causal.named_parameters():
         bits = parameter.detach().contiguous().view(_INTEGER_OF_SIZE[parameter.element_size()])
         digest.update(f"{name} {list(parameter.shape)} {parameter.dtype} {int(bits.sum(dtype=torch.int64))}\n".encode())
+    for module in decoder.causal.modules():
+        if hasattr(module, "_active_adapter"):  # of PEFT: which adapters run, and how strong they are
+            used = [getattr(module, name, None) for name in ("_active_adapter", "_disable_adapters", "scaling")]
+            digest.update(repr(used).encode())
     return digest.hexdigest()
 
 
