@@ -148,7 +148,7 @@ class Layout(Handled):
         """The layout of some of its records (keep [M] bool): for rows set aside and for duplicates counted once."""
         kept = torch.nonzero(keep).flatten()
         source = None
-        if self._source is not None:
+        if self._source is not None and self.n_records:
             place = torch.full((self.n_records,), -1).index_copy_(0, kept, torch.arange(kept.shape[0]))
             source = place.index_select(0, self._source.clamp(min=0)).masked_fill_(self._source < 0, -1)
         columns = (self.order, self.group_of_record(), self.trajectory_of_record(), self.step)

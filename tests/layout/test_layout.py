@@ -96,6 +96,9 @@ def test_no_records():
     lay = bk.layout([], [])
     there = lay.on("cpu")
     assert (there.n_records, there.longest_trajectory, there.source.numel()) == (0, 0, 0)
+    of_once = bk.layout([0, 0], [0, 0], [0, 0]).once()
+    nothing = of_once.restrict(torch.tensor([False])).restrict(torch.zeros(0, dtype=torch.bool))
+    assert nothing.source().tolist() == [-1, -1]
     padded = bk.layout([0, 0], [0, 0], valid=[False, False])
     assert padded.on("cpu").source.tolist() == [-1, -1]
 
