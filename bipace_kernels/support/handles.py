@@ -1,15 +1,17 @@
 """Handles of objects that torch ops cannot take: an op takes the number and looks up the object."""
 
 import itertools
+import os
 import weakref
 from typing import Any, ClassVar
 
-_numbers = itertools.count(1)
+# A program of torch.export holds numbers: in another process they must be unknown, not those of other objects.
+_numbers = itertools.count(1 + int.from_bytes(os.urandom(6), "big"))
 _alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class Handled:
-    """A frozen object with its own number, unique in the process and never reused.
+    """A frozen object with its own number, unknown to other processes and never reused.
 
     A compiled graph takes the number as an input, so a new object with other contents does not recompile it.
     """
@@ -30,5 +32,6 @@ def find(handle: int) -> Any:
     """The object with a number."""
     thing = _alive.get(handle)
     if thing is None:
-        raise RuntimeError(f"no object has the handle {handle} any more; keep Layout and Config while they are used.")
+        why = "keep Layout and Config while they are used, and make graphs in the process that runs them."
+        raise RuntimeError(f"no object has the handle {handle} any more; {why}")
     return thing

@@ -5,6 +5,7 @@ import gc
 import math
 import pickle
 import re
+import runpy
 from dataclasses import replace
 
 import numpy as np
@@ -300,3 +301,6 @@ def test_handles_go_with_their_objects():
     del lay, thing, other
     gc.collect()
     refused(f"no object has the handle {gone} any more; keep Layout and Config", handles.find, gone, error=RuntimeError)
+    # An exported program that another process loads must not find that one's objects.
+    first, second = (next(runpy.run_path(handles.__file__)["_numbers"]) for _ in range(2))
+    assert first != second
