@@ -53,10 +53,11 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
                 raise ValueError(f"{what}, but BiPACE's advantages are of turns: turn it off, or set method='grpo'.")
         self._bipace_why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
         self._bipace.require_hidden(self._bipace_why)
-        if self._bipace.may_be_hidden and not self._bipace_why and has_dropout(self.model):
+        noisy = has_dropout(self.model) or bool(self.args.neftune_noise_alpha)
+        if self._bipace.may_be_hidden and not self._bipace_why and noisy:
             warnings.warn(
-                "hidden states come from swift's forward in training mode, with the noise of the model's dropout: set "
-                "--lora_dropout 0, or BiPACE's embedder=ngram.",
+                "hidden states come from swift's forward in training mode, with the noise of the model's dropout or of "
+                "NEFTune: set --lora_dropout 0 and no --neftune_noise_alpha, or BiPACE's embedder=ngram.",
                 RuntimeWarning,
                 stacklevel=2,
             )

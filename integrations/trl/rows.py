@@ -138,12 +138,12 @@ def rows_of(trainer: Any, output: Mapping[str, Any], rewards: Tensor, reported: 
     if config.needs_truncated:
         extra["truncated"] = reported.truncated()
     dropped, mask = states.set_aside(reported.misfits, b, reported.must_fit), output["completion_mask"].cpu()
-    prompts = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
+    prompts, kept = output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool()
     return TrlRows(
         mask=mask,
         scores=at_front(total.masked_fill(dropped, torch.nan), mask),
         responses=output["completion_ids"],
-        prompts=lambda: [row[kept] for row, kept in prompts],
+        prompts=lambda: [row[there] for row, there in zip(prompts, kept, strict=True)],
         valid=torch.ones(b, dtype=torch.bool),
         extra=extra,
         first=first,

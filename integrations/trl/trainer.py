@@ -55,12 +55,16 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_watched: _Watched | None = None
         why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
         self._bipace.require_hidden(why)
-        # TRL's own forwards run in training mode, in which dropout would add noise to the states.
-        self._bipace_dropout = self._bipace.may_be_hidden and not why and has_dropout(self.model)
+        # TRL's own forwards run in training mode, in which dropout or NEFTune would add noise to the states.
+        noisy = has_dropout(self.model) or bool(self.args.neftune_noise_alpha)
+        self._bipace_dropout = self._bipace.may_be_hidden and not why and noisy
         self._bipace_taps = self._bipace.may_be_hidden and not why and not self._bipace_dropout
-        # A batch that is used once, as a whole and without old log-probs has its states from the loss's own forward.
+        # A batch that is used once, as a whole and without old log-probs has its states from the loss's own forward,
+        # unless that is of a model that accelerate compiles as a whole.
         vllm = self.use_vllm and getattr(self, "vllm_importance_sampling_correction", True)
-        once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm
+        compiler = self.accelerator.state.dynamo_plugin
+        whole = compiler.backend.value != "NO" and not getattr(compiler, "use_regional_compilation", False)
+        once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm and not whole
         self._bipace_waits = self._bipace_taps and once
         self._bipace_waiting: Any = None  # the batch whose hidden states are still missing
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs

@@ -31,6 +31,7 @@ IDS = {"group": [0, 0, 0, 1, 1], "trajectory": [0, 0, 1, 2, 3], "step": [0, 1, 0
 IDS = {name: torch.tensor(column) for name, column in IDS.items()}
 RECORDS = {**IDS, "rewards": torch.tensor([0.0, 1.0, 0.5, 0.0, 1.0])}
 OBSERVATIONS, ACTIONS = ["room", "hall", "room", "</script>", "roof"], ["go", "take", "wait", "<b>", ""]
+STEPWISE = ("step_rewards",)
 FIRST = {"kernel_directions": None, "kernel_inside": 0.0, "luck_noise": 0.0}  # whose kernel is short to write
 
 
@@ -206,12 +207,14 @@ def test_a_folder_that_cannot_be_made_is_an_error_before_the_run(tmp_path):
         refused(r"record_(dir|every) must be", of, **wrong)
 
 
-@pytest.mark.parametrize("extras", [("step_rewards",), ("step_rewards", "observations", "actions")])
-def test_trl(tmp_path, monkeypatch, extras):
+@pytest.mark.parametrize(
+    ("extras", "embedder"), [(STEPWISE, "auto"), (STEPWISE, "ngram"), ((*STEPWISE, "observations", "actions"), "auto")]
+)
+def test_trl(tmp_path, monkeypatch, extras, embedder):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     trainer = tt.make_trainer(
         tmp_path, rollout_func=partial(tt.rollout, extras=extras), bipace_record_dir=str(tmp_path / "steps"),
-        bipace_record_every=5,
+        bipace_record_every=5, bipace_embedder=embedder,
     )  # fmt: skip
     trainer.train()
     assert updates(tmp_path / "steps") == [0]
