@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,17 @@ _trainer: Any = None  # of this process, for compute_advantage(), which is a fun
 
 
 class Trainer(estimator.TrainerMixin):
-    """Mixin of RayPPOTrainer.  bipace_hidden: states of the batch's rows by their numbers, since rows may be moved."""
+    """Mixin of RayPPOTrainer.
+
+    bipace_hidden   states of the batch's rows by their numbers, since rows may be moved
+    bipace_masks    their response masks likewise, before rollout correction rejects tokens
+    """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         global _trainer
         super().__init__(config, *args, **kwargs)
         self.bipace_hidden: dict[int, torch.Tensor] = {}
+        self.bipace_masks: dict[int, torch.Tensor] = {}
         _trainer = self if self.bipace is not None else None
 
     def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,6 +47,8 @@ class Trainer(estimator.TrainerMixin):
         def compute_log_prob(inner: Any, data: Any) -> Any:
             return self.ask(inner, data, batch)
 
+        if self.bipace is not None:
+            self.bipace_masks = dict(zip(numbers_of(batch), batch.batch["response_mask"], strict=True))
         with _replace.replaced(self.actor_rollout_wg, compute_log_prob):
             return super()._compute_old_log_prob(batch)  # type: ignore[misc]
 
@@ -110,7 +118,9 @@ def compute_advantage(inner: Any, data: Any, adv_estimator: Any, *args: Any, **k
     """verl's own, with the rows passed to the estimator; a v1 trainer has already done so."""
     if adv_estimator != NAME or estimator.job.get() is not None or _trainer is None:
         return inner(data, adv_estimator, *args, **kwargs)
-    rows = rows_of(data, _trainer.states_of(data))
+    rows, masks = rows_of(data, _trainer.states_of(data)), _trainer.bipace_masks
+    if masks and set(numbers := data.non_tensor_batch.get(ROW, ())) == set(masks):
+        rows = replace(rows, mask=torch.stack([masks[i] for i in numbers]))
     with _trainer.bipace.handed_over(rows, _trainer.tokenizer, _trainer.global_steps):
         return inner(data, adv_estimator, *args, **kwargs)
 

@@ -150,7 +150,7 @@ class Driver:
     """What compute_advantage() needs of RayPPOTrainer."""
 
     states_of = driver_v0.Trainer.states_of
-    global_steps = 1
+    global_steps, bipace_masks = 1, {}
 
     def __init__(self, bipace, hidden):
         self.bipace, self.bipace_hidden, self.tokenizer = bipace, hidden, Words()

@@ -214,6 +214,16 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
     close(states, [wanted[row] for row in moved])
     assert issubclass(ray_trainer.RayPPOTrainer, driver_v0.Trainer)
 
+    # Rollout correction rejects tokens before verl computes advantages: they get 0, and turns stay as they were.
+    monkeypatch.setattr(driver_v0, "_trainer", trainer)
+    written, found = data.batch["response_mask"], []
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"] = torch.rand(written.shape)
+    for kept in () if bypass else (written, written * (torch.arange(written.shape[1]) != 1)):
+        data.batch["response_mask"], trainer.bipace_hidden = kept, dict(zip(numbers, states, strict=True))
+        ray_trainer.compute_advantage(data, "bipace", gamma=1.0, lam=1.0, num_repeat=2, config=None)
+        found.append(data.batch["advantages"])
+        assert found[0].any() and torch.equal(found[-1], found[0] * kept)
+
     # States of a batch that never came to its advantages are not those of the next one, whose forward gives none.
     stale, fresh = balanced(), balanced()
     trainer.bipace.bypass = False
