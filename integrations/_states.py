@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import pipeline
 from ..clustering.controller import EpsilonController
 from ..clustering.epsilon import choose_epsilon
+from ..config import Config
 from ..estimators.memory import ValueMemory
 from ..features import embedders
 from ..hidden.layers import find_decoder, layer_of
@@ -188,7 +189,12 @@ class States:
                   and agree(make, kind) make(), or on all the error of one, or of kind(make()) that differ
         """
         columns, used, epsilon, config = dict(records), "", None, self.settings.config()
-        kinds = gather({"kind": columns.pop("action_kind")})["kind"] if "action_kind" in columns else None
+        kinds: Tensor | None = None  # of turns that are no padding
+        if "action_kind" in columns:
+            own = {"kind": columns.pop("action_kind")}
+            own["valid"] = columns.get("valid", torch.ones_like(own["kind"], dtype=torch.bool))
+            of_all = gather(own)
+            kinds = of_all["kind"][of_all["valid"]]
         bad: Tensor | None = None
         if labels is not None:
             bad, used, epsilon = columns["valid"] & (labels < 0), "actor_hidden", self.epsilon
@@ -219,26 +225,17 @@ class States:
         if bad is not None:
             result = result.with_bad_states(bad)
         metrics = metrics_of(result, used, epsilon, config.has_clusters, self.settings) | self.radius.moves
-        metrics |= self._pool(result, columns, gather)
+        metrics |= batch_metrics(result, columns, config, gather)
+        self._warn_of_few_prompts(result._records().layout)
         if kinds is not None:
             shares = torch.bincount(kinds.cpu().long(), minlength=len(KINDS)) / max(1, len(kinds))
             named = zip(KINDS, shares.tolist(), strict=True)
-            metrics |= {f"bipace/action_key/{kind}": share for kind, share in named if share}
+            metrics |= {f"bipace/action_key/{kind}": share for kind, share in named}
         return result, metrics
 
-    def _pool(self, result: AdvantageResult, columns: Columns, gather: Gather) -> dict[str, float]:
-        """Metrics of what a batch is, over all processes; of few prompts for what gae shares between them a warning."""
-        config, records = self.settings.config(), result._records()
-        lay = records.layout
-        metrics = {"prompts": float(lay.n_groups), "turns_per_rollout": lay.n_records / max(1, lay.n_trajectories)}
-        if records.raw_rms is not None:
-            metrics["advantage_rms"] = records.raw_rms
-        if config.needs_truncated:
-            no = torch.zeros_like(columns["group"], dtype=torch.bool)
-            rows = {"truncated": columns.get("truncated", no), "valid": columns.get("valid", ~no)}
-            cut, valid, trajectory = gather({**rows, "trajectory": columns["trajectory"]}).values()
-            n = len(trajectory[valid].unique())
-            metrics["truncated_fraction"] = len(trajectory[cut & valid].unique()) / max(1, n)
+    def _warn_of_few_prompts(self, lay: Layout) -> None:
+        """A warning where a batch has few prompts for what gae shares between them."""
+        config = self.settings.config()
         shared = [f"share={config.share}"] if config.value_row is not None and config.share != "group" else []
         shared += ["step_norm=batch"] if config.step_norm == "batch" else []
         if shared and lay.n_groups < FEW_PROMPTS:
@@ -250,7 +247,6 @@ class States:
                 f"{' and '.join(self.where + one for one in shared)} work on a batch: with fewer than {FEW_PROMPTS} "
                 f"they are noisy. Let the trainer hand over more at once (docs/gae.md says how){memory}.",
             )
-        return {f"bipace/{name}": value for name, value in metrics.items()}
 
     def set_aside(self, misfits: Mapping[int, str], b: int, must_fit: bool = True) -> Tensor:
         """[b] bool: rows whose entries cannot be put to turns.  They take part in nothing and are counted as invalid.
@@ -424,3 +420,19 @@ def metrics_of(
         metrics["bipace/value_r2"] = float("nan") if value.r2 is None else value.r2
         metrics["bipace/value_r2_coverage"] = value.coverage
     return metrics
+
+
+def batch_metrics(result: AdvantageResult, columns: Columns, config: Config, gather: Gather = dict) -> dict[str, float]:
+    """Metrics of what a batch is, over all processes; arguments as those of advantage()."""
+    records = result._records()
+    lay = records.layout
+    metrics = {"prompts": float(lay.n_groups), "turns_per_rollout": lay.n_records / max(1, lay.n_trajectories)}
+    if records.raw_rms is not None:
+        metrics["advantage_rms"] = records.raw_rms
+    if config.needs_truncated:
+        taken = result.cluster >= 0  # neither padding nor set aside
+        rows = {"truncated": columns.get("truncated", torch.zeros_like(taken)), "taken": taken}
+        cut, taken, trajectory = gather({**rows, "trajectory": columns["trajectory"]}).values()
+        n = len(trajectory[taken].unique())
+        metrics["truncated_fraction"] = len(trajectory[cut & taken].unique()) / max(1, n)
+    return {f"bipace/{name}": value for name, value in metrics.items()}

@@ -14,7 +14,7 @@ from ...features.embedders import find, named
 from ...features.tokens import to_tokens
 from ...pipeline import advantage
 from .._recorder import Recorder
-from .._states import States, metrics_of
+from .._states import States, batch_metrics, metrics_of
 from .._turns import cut_off, keys_of
 from .settings import WHERE, Settings
 
@@ -113,7 +113,7 @@ def write_advantages(
     embedder = find(settings.bisim_embedder)[0].name if settings.bisim_grouping or config.needs_fingerprint else ""
     epsilon = config.epsilon if config.has_epsilon else None
     metrics, total = metrics_of(result, embedder, epsilon, config.has_clusters, settings.gae), result.advantage
-    metrics |= {} if states is None else states.radius.moves
+    metrics |= batch_metrics(result, records, config) | ({} if states is None else states.radius.moves)
     if not config.estimator_row.whole:
         own = settings.gae is not None and settings.gae.own is not None  # with its own scope
         if "trajectory" not in (settings.bipace_episode_scope, config.episode_scope if own else ""):

@@ -117,7 +117,7 @@ def test_a_call_on_one_process_tells_the_others_of_tools(tokenizer, here):
 
     def gather(columns):  # what the other process has comes after these
         more = torch.tensor([KINDS.index("tool_call" if here == "first_n" else "first_n")], dtype=torch.int8)
-        return {name: torch.cat([c, more]) if "kind" in name else c for name, c in columns.items()}
+        return {name: torch.cat([c, more.to(c.dtype)]) if "kind" in columns else c for name, c in columns.items()}
 
     def run(**columns):
         seen.append(columns["action_key"])
@@ -566,19 +566,22 @@ def test_a_reward_beyond_those_of_steps_is_added_once_at_the_last_step_of_its_ro
 def test_what_a_batch_is_is_logged_and_few_prompts_are_a_warning(share):
     states = States(Settings(method="gae", share=share, step_norm="none" if share == "group" else None), "bipace_")
     columns = {
-        "group": torch.tensor([0, 0, 0, 1, 1, 7]), "trajectory": torch.tensor([0, 0, 1, 2, 2, 9]),
-        "step": torch.tensor([0, 1, 0, 0, 1, 0]), "rewards": torch.tensor([0.0, 1.0, 0.0, 0.0, 3.0, 0.0]),
-        "truncated": torch.tensor([True, True, False, False, False, True]), "valid": torch.arange(6) < 5,
-        "action_key": torch.arange(6), "action_parsed": torch.arange(6) >= 0,
+        "group": torch.tensor([0, 0, 0, 1, 1, 7, 1]), "trajectory": torch.tensor([0, 0, 1, 2, 2, 9, 3]),
+        "step": torch.tensor([0, 1, 0, 0, 1, 0, 0]), "rewards": torch.tensor([0.0, 1.0, 0.0, 0.0, 3.0, 0.0, math.nan]),
+        "truncated": torch.tensor([True, True, False, False, False, True, True]), "valid": torch.arange(7) != 5,
+        "action_key": torch.arange(7), "action_parsed": torch.arange(7) >= 0,
+        "action_kind": 1 - (torch.arange(7) == 5).int(),
     }  # fmt: skip
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(2):
-            result, metrics = states.advantage(columns, list, hidden=torch.randn(6, 4))
+            result, metrics = states.advantage(columns, list, hidden=torch.randn(7, 4))
     few = [str(w.message) for w in seen if "2 prompts (3 rollouts, 5 turns)" in str(w.message)]
     assert len(few) == (share != "group") and ("or set bipace_share=memory" in "".join(few)) == (share == "batch")
     assert metrics["bipace/prompts"] == 2 and metrics["bipace/turns_per_rollout"] == pytest.approx(5 / 3)
     assert metrics["bipace/truncated_fraction"] == pytest.approx(1 / 3)
+    # Also those that no turn has, as trainers take the mean of what they find in several batches.
+    assert {kind: metrics[f"bipace/action_key/{kind}"] for kind in KINDS} == {**dict.fromkeys(KINDS, 0), KINDS[1]: 1}
     size = math.sqrt(float((result.advantage[:5].double() ** 2).mean()))
     assert metrics["bipace/advantage_rms"] == pytest.approx(size) if share == "group" else size == pytest.approx(1.0)
 

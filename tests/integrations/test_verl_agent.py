@@ -190,7 +190,8 @@ def test_pace_over_n_grams_is_the_estimator_s_on_the_same_records(ready, tokeniz
     value = wanted.value_r2()
     assert metrics == pytest.approx(
         {**wanted.metrics(), "bipace/embedder/ngram": 1.0, "bipace/epsilon": 0.25, "bipace/value_r2": value.r2,
-         "bipace/value_r2_coverage": value.coverage}, abs=2e-6)  # fmt: skip
+         "bipace/value_r2_coverage": value.coverage, "bipace/prompts": len(group.unique()),
+         "bipace/turns_per_rollout": len(group) / len(trajectory.unique())}, abs=2e-6)  # fmt: skip
     assert metrics.get("bipace/action_parse_rate", 0.0) > 0.5 or key_mode == "first_n"
     assert not [key for key in set(batch.batch.keys()) if "bipace" in key]
 
@@ -271,6 +272,8 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, 
     torch.testing.assert_close(batch.batch["advantages"], wanted, atol=2e-6, rtol=0)
     share = "bipace/value_explained_share"
     assert metrics[share] == pytest.approx(term.metrics()[share], abs=1e-6)
+    every = trajectory.unique()
+    assert metrics["bipace/truncated_fraction"] == (pytest.approx(float((every % 2 == 0).float().mean())) if cut else 0)
     assert "bipace/epsilon" not in metrics and ("bipace/embedder/ngram" in metrics) == (value == "kernel")
     assert not [key for key in set(batch.batch.keys()) if "bipace" in key]
 
