@@ -2,7 +2,7 @@
 # make test   sets everything up and runs the tests; make test-quick only the quickest
 # make docs   builds the documentation into out/site and checks every link of it
 # make check  lint, sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
-# make test-integrations   tests the adapters with the real trainers, in a separate environment; test-swift, test-trinity likewise
+# make test-integrations   tests the adapters with the real trainers, in a separate environment; test-swift, test-trinity, test-sources likewise
 # make textcraft   trains a small model by every method on TextCraft (hours on two cores; resumes after interruptions)
 # make alfworld GAMES=FOLDER   the same on ALFWorld's own games
 # make release-check   builds wheel and sdist, and tests each in an empty environment
@@ -15,7 +15,7 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 
-.PHONY: demo docs test test-quick test-integrations test-swift test-trinity textcraft alfworld check environments all-environments lint format build bench gpu wheel release-check clean sanitize fuzz resources cuda-resources oldest-triton
+.PHONY: demo docs test test-quick test-integrations test-swift test-trinity test-sources textcraft alfworld check environments all-environments lint format build bench gpu wheel release-check clean sanitize fuzz resources cuda-resources oldest-triton
 
 demo: $(VENV)/.installed
 	@echo "The demo on recorded rollouts: one to three minutes on two cores"
@@ -36,8 +36,9 @@ MARK ?= not slow
 test-integrations: $(TRAINERS)/.installed
 	timeout 2400 $(TRAINERS)/bin/python -m pytest tests/integrations -m "$(MARK)" -n 2 --dist loadfile -q
 
-# ms-swift and Trinity-RFT pin other packages again: a folder each, which precedes the trainers' environment.
-test-swift test-trinity: test-%: $(TRAINERS)/%/.installed
+# ms-swift and Trinity-RFT pin other packages again: a folder each, which precedes the trainers' environment.  Likewise
+# `sources`: trainers of docs/other_trainers.md, without what they need to run.
+test-swift test-trinity test-sources: test-%: $(TRAINERS)/%/.installed
 	PYTHONPATH=$(abspath $(TRAINERS)/$*) timeout 1200 $(TRAINERS)/bin/python -m pytest tests/integrations/test_$*.py -q
 
 $(TRAINERS)/%/.installed: tests/integrations/requirements-%.txt | $(TRAINERS)/.installed
@@ -81,7 +82,7 @@ check: environments
 # The environments that `make check` and .ci/run need before they run their parts in parallel.
 environments: $(VENV)/.linted $(VENV)/.checked $(OLDEST)/.installed
 
-all-environments: environments $(VENV)/.documented $(TRAINERS)/swift/.installed $(TRAINERS)/trinity/.installed
+all-environments: environments $(VENV)/.documented $(patsubst %,$(TRAINERS)/%/.installed,swift trinity sources)
 
 lint: $(VENV)/.linted
 	$(VENV)/bin/ruff check .

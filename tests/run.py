@@ -84,6 +84,7 @@ CI = [
     Part("integrations", make="test-integrations"),
     Part("swift", make="test-swift"),
     Part("trinity", make="test-trinity"),
+    Part("sources", make="test-sources"),
     Part("demo", make="demo"),
     Part("docs", make="docs"),
     *TEST,
