@@ -93,8 +93,8 @@ for args in (["--help"], ["advantage", "--help"], ["report", "--help"]):
         assert not end.code, end.code
 print([name for name in sys.modules if name.partition(".")[0] in loud])
 """
-    done = program(sys.executable, "-c", code, timeout=120)
-    assert done.stdout.splitlines()[-1] == "[]"
+    done = program(sys.executable, "-c", code, timeout=120, env={"PYTHONIOENCODING": "ascii"})  # also without ε
+    assert done.stdout.splitlines()[-1] == "[]" and "\\u03b5" in done.stdout
 
 
 def test_the_table_of_settings_names_what_the_tables_hold():

@@ -168,6 +168,7 @@ def test_paths(tmp_path):
     (tmp_path / "a.txt").write_text("{}")
     assert "unknown suffix" in error_of(str(tmp_path / "a.txt"))
     path = write(tmp_path / "a.jsonl", record())
+    assert "must be valid UTF-8; rename" in error_of(str(write(tmp_path / "\udcff.jsonl", record())))
     os.symlink(path, tmp_path / "b.jsonl")
     refused("given twice", rollouts.read, [path, str(tmp_path / "b.jsonl")], error=CliError)
 

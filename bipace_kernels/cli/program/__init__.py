@@ -5,6 +5,7 @@ Installed as bipace_cli, beside bipace_kernels: importing that takes seconds (it
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,8 @@ def stdout_errors() -> Iterator[None]:
     """Around the program: SystemExit with status 2 and one sentence if results cannot be written to stdout."""
     if sys.stdout is None:
         _stop("it is closed")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # which may lack ε, or a file's name that is not UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             yield
