@@ -228,7 +228,7 @@ def _check_paths(paths: Sequence[str]) -> None:
             fact = "is not a file" if os.path.exists(path) else "does not exist"
             raise CliError(f"{path} {fact}; give the path of a .jsonl, .jsonl.gz or .parquet file.")
         if any("\ud800" <= c <= "\udfff" for c in path):  # tables and figures could not name it
-            raise CliError(f"{ascii(path)} must be valid UTF-8; rename the file.")
+            raise CliError(f"{path!a} must be valid UTF-8; rename the file.")
         name = path.lower()
         if name.removesuffix(".gz").endswith(".json"):
             raise CliError(f"{path} is a .json file; write one record per line, and name it .jsonl.")
