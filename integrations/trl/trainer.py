@@ -32,7 +32,7 @@ class _Watched:
     starts: Any = None  # B lists, or None
     rewards: Any = None  # [B of all processes, F]
     hidden: Tensor | None = None  # [n, D]
-    forwards: int = 0
+    begins: bool = False  # TRL's own forwards, of which the first is tapped: those between generation and rewards
 
 
 class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -120,7 +120,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
         if self._bipace_watched is not None:
-            self._bipace_watched.tool_mask = generated[2]
+            self._bipace_watched.begins, self._bipace_watched.tool_mask = True, generated[2]
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
             self._bipace_watched.starts = extras.get("turn_starts")
             self._bipace_watched.loop.fields = set(extras)
@@ -147,9 +147,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             inputs["advantages"] = self._bipace_credit(batch, hidden)[row]
             return logps
         taps = self._bipace_taps and not self._bipace_waits and model is self.model
-        if watched is None or watched.forwards or not taps:
+        if watched is None or not watched.begins or not taps:
             return run()
-        watched.forwards += 1
+        watched.begins = False
         turns = turns_of(attention_mask[:, prompt_length:], watched.tool_mask, watched.starts)
         logps, watched.hidden = self._bipace_tapped(model, turns.positions(prompt_length), run)
         return logps
@@ -160,6 +160,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return output, tapped.rows()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if self._bipace_watched is not None:
+            self._bipace_watched.begins = False
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
         if self._bipace_watched is not None:
             self._bipace_watched.rewards = rewards

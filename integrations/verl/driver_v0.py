@@ -119,7 +119,7 @@ def compute_advantage(inner: Any, data: Any, adv_estimator: Any, *args: Any, **k
     if adv_estimator != NAME or estimator.job.get() is not None or _trainer is None:
         return inner(data, adv_estimator, *args, **kwargs)
     rows, masks = rows_of(data, _trainer.states_of(data)), _trainer.bipace_masks
-    if masks and set(numbers := data.non_tensor_batch.get(ROW, ())) == set(masks):
+    if len(numbers := data.non_tensor_batch.get(ROW, ())) and set(numbers) <= set(masks):
         rows = replace(rows, mask=torch.stack([masks[i] for i in numbers]))
     with _trainer.bipace.handed_over(rows, _trainer.tokenizer, _trainer.global_steps):
         return inner(data, adv_estimator, *args, **kwargs)

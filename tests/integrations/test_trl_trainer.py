@@ -190,6 +190,23 @@ def test_where_a_batch_is_learned_from_once_the_loss_s_forward_is_tapped(tmp_pat
     assert forwards == [True, True]
 
 
+@pytest.mark.parametrize("options", [{}, EARLY, {"num_iterations": 2}])
+def test_forwards_of_the_user_s_own_are_not_tapped(tmp_path, options):
+    """As of a rollout_func that returns log-probs, or of a reward function that reads them."""
+
+    def forward(*_, **__):
+        ids = torch.ones(2, 3, dtype=torch.int64)
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids, ids, 2)
+
+    def rewards(completions, **_):
+        return forward() or tt.reward(completions)
+
+    told = lambda *given: forward() or tt.rollout(*given)  # noqa: E731
+    trainer = tt.make_trainer(tmp_path, rollout_func=told, reward_funcs=[rewards], **options)
+    trainer.train()
+    check(trainer)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_iterations": 2}])
 def test_dropout_would_be_noise_in_the_states_of_trl_s_forwards(tmp_path, monkeypatch, options):
     ran, run = [], trainer_module.early_exit
