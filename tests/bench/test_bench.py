@@ -44,17 +44,6 @@ def test_all_stages_run_no_result_differs_and_the_json_keeps_its_schema(tmp_path
     assert {t["met"] for t in found["targets"]} == {None}, "tiny sizes must not claim a target"
 
 
-@pytest.mark.slow
-def test_chosen_stages_only(tmp_path):
-    assert run.main(["clusters", "clusters", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
-    found = json.loads((tmp_path / "bench.json").read_text())
-    # One thread is measured in CPU time, on a busy machine too, and the page says so.
-    assert found["machine"]["thread_note"].endswith("all times are CPU time of the process")
-    assert all(row["median_ms"] == pytest.approx(row["cpu_ms"], rel=0.1, abs=0.1) for row in found["rows"])
-    assert {row["stage"] for row in found["rows"]} == {"clusters"}
-    assert found["machine"]["threads"] == 1
-
-
 def test_planted_states_come_out():
     x = stages.Hidden(TINY)
     assert stages._check_states(x.batch, x.cluster())

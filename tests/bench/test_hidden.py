@@ -31,9 +31,3 @@ def test_recorded_prompts_are_left_padded_and_say_how_many_are_distinct():
     assert mask.sum(dim=1).max() == ids.shape[1] > mask.sum(dim=1).min()
     assert (ids[0] == ids[2]).all(), "rollouts of a group begin with the same prompt"
     assert note.startswith("6 prompts, 4 distinct, ")
-
-
-def test_a_missing_file_is_named(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        hidden.main(["--rollouts", str(tmp_path / "none")])
-    assert "pass a .jsonl.gz file of rollouts" in capsys.readouterr().err

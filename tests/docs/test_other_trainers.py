@@ -1,7 +1,6 @@
 """The code of docs/other_trainers.md on made-up batches, with stand-ins of the trainers that are not on PyPI."""
 
 import asyncio
-import os
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -42,7 +41,7 @@ def test_roll(run, rollouts, newer):
 
     pipeline = SimpleNamespace(compute_response_level_rewards=stock)
     run("ROLL", roll__pipeline__agentic={"agentic_pipeline": pipeline})
-    ids, mask, _ = rollouts.padded(rollouts.prompts, rollouts.responses, TOKENIZER.pad_token_id)
+    ids, mask = recipes.padded([[pair] for pairs in rollouts.rows for pair in pairs], TOKENIZER.pad_token_id)
     total = dict.fromkeys(rollouts.trajectory, 0.0)
     for t, r in zip(rollouts.trajectory, rollouts.reward, strict=True):
         total[t] += r
@@ -77,43 +76,20 @@ def test_slime(run, rollouts):
     torch.testing.assert_close(torch.tensor(advantage), rollouts.advantage(), atol=1e-6, rtol=0)
 
 
-def trajectories_of(rollouts, step, trajectory):
-    """Six of them, and their steps in the order of the rollouts."""
-    steps = [step(prompt_ids=p, response_ids=r) for p, r in zip(rollouts.prompts, rollouts.responses, strict=True)]
-    own = [[s for s, t in zip(steps, rollouts.trajectory, strict=True) if t == wanted] for wanted in range(6)]
-    return steps, [trajectory(steps=s, reward=r) for s, r in zip(own, rollouts.outcomes, strict=True)]
-
-
 def test_rllm(run, rollouts):
     def own(groups, *configs):
         return groups
 
     names = run("rLLM", rllm__trainer__algorithms__transform={"_default_traj_grouping_hook": own})
-    steps, found = trajectories_of(rollouts, SimpleNamespace, SimpleNamespace)
-    groups = [SimpleNamespace(trajectories=found[:3]), SimpleNamespace(trajectories=found[3:])]
+    found = [
+        SimpleNamespace(steps=[SimpleNamespace(prompt_ids=p, response_ids=r) for p, r in pairs], reward=outcome)
+        for pairs, outcome in zip(rollouts.rows, rollouts.outcomes, strict=True)
+    ]
+    groups = [SimpleNamespace(trajectories=found[i : i + 3]) for i in (0, 3)]
+    steps = [step for trajectory in found for step in trajectory.steps]
     assert names["grouped"](groups, None, None) is groups and names["grouped"]([]) == []
     assert [len(s.advantage) for s in steps] == [len(r) for r in rollouts.responses]
     torch.testing.assert_close(torch.tensor([s.advantage[0] for s in steps]), rollouts.advantage(), atol=1e-6, rtol=0)
-
-
-@pytest.mark.skipif("BIPACE_RLLM" not in os.environ, reason="BIPACE_RLLM names no checkout of rLLM")
-def test_rllm_keeps_them(run, rollouts, monkeypatch):
-    """Its own grouping and collection leave each step's advantage as it is, where they were asked to."""
-    monkeypatch.syspath_prepend(os.environ["BIPACE_RLLM"])
-    from rllm.trainer.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups as collect
-    from rllm.trainer.algorithms.config import AlgorithmConfig, TransformConfig
-    from rllm.trainer.algorithms.transform import transform_episodes_to_trajectory_groups
-    from rllm.types import Episode, Step, Trajectory
-
-    names = run("rLLM")
-    steps, found = trajectories_of(rollouts, Step, lambda **own: Trajectory(name="agent", **own))
-    episodes = [Episode(id=f"task{i // 3}:{i % 3}", trajectories=[found[i]]) for i in range(6)]
-    hook = {"traj_grouping_hook": names["grouped"]}
-    groups, _ = transform_episodes_to_trajectory_groups(episodes, TransformConfig(), **hook)
-    metrics = collect(groups, AlgorithmConfig(use_precomputed_advantage=True))
-    assert metrics["advantage/agent/std"] > 0
-    torch.testing.assert_close(torch.tensor([s.advantage[0] for s in steps]), rollouts.advantage(), atol=1e-6, rtol=0)
-    assert [len(s.advantage) for s in steps] == [len(r) for r in rollouts.responses]
 
 
 def test_nemo_rl(run, rollouts):
@@ -130,7 +106,7 @@ def test_nemo_rl(run, rollouts):
     logs = [[message(*part) for pair in pairs for part in zip(roles, pair, strict=True)] for pairs in rollouts.rows]
     for log, ((first, _), *_) in zip(logs, rollouts.rows, strict=True):  # an example's answer ends the prompt
         log[:1] = [message("user", first[:2]), message("assistant", first[2:], TOKENIZER.decode(first))]
-    _, mask = rollouts.whole(room=2)
+    _, mask = recipes.padded(rollouts.rows, room=2)
     given = {"prompt_ids": torch.tensor([[1, 0]] * 3 + [[2, 5]] * 3), "rewards": torch.tensor(rollouts.outcomes)}
     more = {"repeated_batch": {"message_log": logs}, "logprobs_policy": None, "logprobs_reference": None}
     found = grpo.GRPOAdvantageEstimator().compute_advantage(**given, mask=mask, **more)

@@ -7,6 +7,7 @@ import baselines
 import campaign
 import numpy as np
 import pytest
+from batches import make_batch
 from settings import Settings
 
 import bipace_kernels as bk
@@ -102,18 +103,6 @@ def test_tuning_from_three_rates_to_lower_ones_to_the_method_s_own_number(tmp_pa
     assert campaign.tuning_own("grpo", 6e-4, settings, tmp_path) == {}
 
 
-def test_an_oracle_stands_beside_the_runs_of_its_seed_after_as_many_updates(tmp_path):
-    runs = {("gae", 8): {s: a_run("gae", s, [0.5, 0.6]) for s in (0, 1)}}
-    runs["grpo", 4] = {0: a_run("grpo", 0, [0.9, 0.9], group=4)}
-    oracle = a_run("oracle", 0, [0.7]) | {"continuations": 16}
-    (tmp_path / "oracle").mkdir()
-    (tmp_path / "oracle" / "oracle-g8-seed0.json").write_text(json.dumps(oracle))
-    lines = report.oracle_table(tmp_path, runs).strip().splitlines()[2:]
-    assert [line.split(" | ")[-1] for line in lines] == ["70.0 |", "50.0 |"]
-    assert lines[0].startswith("| measured advantages, 16 continuations | 0 |") and "Config.gae()" in lines[1]
-    assert report.oracle_table(tmp_path / "nothing", runs) == ""
-
-
 def test_the_queue_runs_what_is_missing_and_names_what_failed(tmp_path):
     """A program that writes a run's file, or fails for one method; finished ones are not started."""
     program = tmp_path / "program.py"
@@ -140,20 +129,10 @@ def test_the_queue_runs_what_is_missing_and_names_what_failed(tmp_path):
 RESULTS = Path(__file__).resolve().parents[2] / "examples/textcraft/results"
 
 
-def batch(seed=0):
-    """Rows of 3 prompts x 4 rollouts of different lengths, the last one rewarded in half of them."""
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, 6, 12)
-    trajectory = np.repeat(np.arange(12), lengths)
-    step = np.concatenate([np.arange(n) for n in lengths])
-    reward = np.zeros(len(step))
-    reward[np.cumsum(lengths)[::2] - 1] = 1.0
-    return trajectory // 4, trajectory, step, reward
-
-
 def test_means_by_step_are_gae_over_clusters_of_equal_steps():
     """What `step-means` trains with is the package's GAE over the value "step"."""
-    group, trajectory, step, reward = batch()
+    batch = make_batch(0)
+    group, trajectory, step, reward = batch.group, batch.trajectory, batch.step, batch.rewards
     returns = baselines.gae(reward, np.zeros(len(reward)), trajectory, gamma=0.9, gae_lambda=1.0)
     value = baselines.step_means(returns, group, step)
     for gae_lambda in (0.0, 0.7, 1.0):

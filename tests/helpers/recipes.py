@@ -52,23 +52,14 @@ class Rollouts:
         columns = {"step": self.step, "fingerprint": states, "action_key": keys, "config": bk.Config.bipace(0.25)}
         return bk.advantage(self.group, self.trajectory, self.reward, **columns).advantage
 
-    def padded(self, left, right, pad):
-        """[N, P + T] ids and the mask of responses, prompts on the left."""
-        p, t = max(map(len, left)), max(map(len, right))
-        ids = torch.full((len(left), p + t), pad)
-        mask = torch.zeros(len(left), p + t, dtype=torch.int64)
-        for i, (a, b) in enumerate(zip(left, right, strict=True)):
-            ids[i, p - len(a) : p] = torch.tensor(a)
-            ids[i, p : p + len(b)] = torch.tensor(b)
-            mask[i, p : p + len(b)] = 1
-        return ids, mask, p
 
-    def whole(self, part=range(6), room=0):
-        """[B, T] ids of these trajectories, one behind the other its prompts and responses, and 1 on the latter."""
-        ids = [[i for p, r in self.rows[t] for i in p + r] for t in part]
-        masks = [[bit for p, r in self.rows[t] for bit in [0] * len(p) + [1] * len(r)] for t in part]
-        width = max(map(len, ids)) + room
-        return (torch.tensor([row + [0] * (width - len(row)) for row in each]) for each in (ids, masks))
+def padded(rows, pad=0, room=0):
+    """[B, T] ids of rows of pairs, one behind the other their prompts and responses, and 1 on the latter."""
+    ids = [[i for p, r in pairs for i in p + r] for pairs in rows]
+    masks = [[bit for p, r in pairs for bit in [0] * len(p) + [1] * len(r)] for pairs in rows]
+    width = max(map(len, ids)) + room
+    filled = (ids, pad), (masks, 0)
+    return (torch.tensor([row + [empty] * (width - len(row)) for row in each]) for each, empty in filled)
 
 
 def check_tokens(rollouts, found, wanted=None):

@@ -11,20 +11,6 @@ import bipace_kernels as bk
 from bipace_kernels.hidden.layers import find_decoder, layer_of
 
 
-def test_layers_of_28_blocks_print_every_number_they_go_by():
-    for layer, text in (
-        (-8, "block 20 (hidden_states[21] = [−8])"),
-        (21, "block 20 (hidden_states[21] = [−8])"),
-        (-12, "block 16 (hidden_states[17] = [−12])"),
-        ("block 16", "block 16 (hidden_states[17] = [−12])"),
-        (-1, "block 27 and the final norm (hidden_states[28] = [−1])"),
-        (28, "block 27 and the final norm (hidden_states[28] = [−1])"),
-        ("block 27", "block 27 before the final norm (not in hidden_states)"),
-        (1, "block 0 (hidden_states[1] = [−28])"),
-    ):
-        assert str(layer_of(layer, 28)) == text
-
-
 @pytest.mark.parametrize("layer", [29, -30, 99, -29, 0, "block 28", "block -1", "16", ""])
 def test_layers_that_are_not_there(layer):
     refused(r"^layer ", layer_of, layer, 28)

@@ -108,11 +108,11 @@ def test_areal(source, texts):
     rollouts, config = recipes.Rollouts(*texts), source("areal.api.cli_args").PPOActorConfig()
     actor = recipes.run(PAGE, "AReaL")["BiPACEActor"](config, None)
     groups = []
-    for part, outcomes in ((range(3), rollouts.outcomes[:3]), (range(3, 6), rollouts.outcomes[3:])):
-        ids, mask = rollouts.whole(part)
+    for part in (slice(3), slice(3, 6)):
+        ids, mask = recipes.padded(rollouts.rows[part])
         attention = torch.tensor([[bool(sum(row[t:])) for t in range(len(row))] for row in mask.tolist()])
         groups.append({"input_ids": ids, "loss_mask": mask, "attention_mask": attention.long()})
-        groups[-1] |= {"rewards": torch.tensor(outcomes), "logprobs": torch.zeros(ids.shape)}
+        groups[-1] |= {"rewards": torch.tensor(rollouts.outcomes[part]), "logprobs": torch.zeros(ids.shape)}
     states, seen = [], {}
     for t, prompt, response in zip(rollouts.trajectory, rollouts.prompts, rollouts.responses, strict=True):
         states.append(TOKENIZER.decode(seen.get(t, []) + prompt))

@@ -176,7 +176,7 @@ def by_hand(batches, config, first_n=False):
 @pytest.mark.parametrize(("settings", "config", "options"), [
     ({"method": "bipace"}, bk.Config.bipace(epsilon=0.1), {}),
     ({"method": "bigpo", "epsilon": 0.02, "gamma": 0.9}, bk.Config.bigpo(epsilon=0.02, gamma=0.9),
-     {"scale_rewards": "none"}),
+     {"scale_rewards": "none", "neftune_noise_alpha": 5.0}),
     ({"method": "gigpo", "gigpo_mode": "mean_norm"}, bk.Config.gigpo("mean_norm"), {}),
     ({"gae_lambda": 0.7}, bk.Config.gae(gae_lambda=0.7), {"beta": 0.04, "tuner_type": "lora"}),
     ({"method": "bipace"}, bk.Config.bipace(epsilon=0.1),
@@ -190,7 +190,8 @@ def test_advantages_are_the_estimator_s(train, settings, config, options):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         trainer, batches = train(options={**GYM, **options}, action_key_mode="action_tag", **settings)
-    assert any("noise of the model's dropout" in str(w.message) for w in said) == ("tuner_type" in options)
+    noisy = bool({"tuner_type", "neftune_noise_alpha"} & options.keys())
+    assert any("noise of the model's dropout" in str(w.message) for w in said) == noisy
     turns = [sample.rollout_infos["num_turns"] for sample in batches[0][0]]
     assert len(set(turns)) > 1
     for (_, _, grpo, _, _), wanted in zip(batches, by_hand(batches, config), strict=True):

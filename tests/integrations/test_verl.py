@@ -374,18 +374,6 @@ def test_a_row_per_step_shuffled_with_padding_and_copies(advantages):
     assert bipace.metrics["bipace/singleton_row_fraction"] == result.metrics()["bipace/singleton_row_fraction"]
 
 
-def test_rejected_tokens_get_nothing_and_keep_the_turns(monkeypatch):
-    """Rollout correction takes tokens out of the mask after the states were kept."""
-    data, bipace = batch(MULTI), of(method="gigpo")
-    rows = driver_v0.rows_of(data, None)
-    rejected = data.batch["response_mask"].clone()
-    rejected[0, 3] = 0  # in the middle of the first turn
-    with bipace.handed_over(rows, Words()):
-        got, _ = estimate(data.batch["token_level_rewards"], rejected, config=None, index=None)
-        whole, _ = estimate(data.batch["token_level_rewards"], data.batch["response_mask"], config=None, index=None)
-    assert torch.equal(got, whole * rejected)
-
-
 def test_a_failure_leaves_the_batch_as_it_was(advantages):
     data = batch(MULTI)
     before = {name: value.clone() for name, value in data.batch.items()}
