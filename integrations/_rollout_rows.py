@@ -114,7 +114,7 @@ class RolloutRows:
                     misfits.setdefault(row, wrong[row])
             extra[name] = by_turn
         must_fit = all(name in self.extra for name in names)  # else rows elsewhere may fit
-        dropped = states.set_aside(misfits, len(self.valid), must_fit).to(self.scores.device)
+        dropped = states.set_aside(misfits, self.valid, must_fit).to(self.scores.device)
         return replace(self, extra=extra, scores=self.scores.double().masked_fill(dropped[:, None], torch.nan))
 
     def ids(self) -> dict[str, Tensor]:
@@ -175,6 +175,14 @@ class RolloutRows:
         total, valid = summed(at_end), ids["valid"]
         rest = states.beyond(total.where(valid, 0.0), summed(rewards).where(valid, 0.0))
         return torch.where(last & (rest != 0), rewards + rest, rewards), total
+
+    def taking_part(self, states: States) -> Tensor:
+        """[B] bool: rows that are not padding, nor of a rollout that advantage() sets aside for its rewards."""
+        rows, ids = self.fitted(states), self.ids()
+        rewards, total = rows.rewards(ids, rows.scores, states)
+        fine = (rewards.abs() <= 1e37) & (True if total is None else total.abs() <= 1e37)
+        trajectory = ids["trajectory"]
+        return self.valid.index_fill(0, self.turns.row[torch.isin(trajectory, trajectory[~fine])], False)
 
     def observations(self, tokenizer: Any, turns: Tensor | None = None) -> list[Any]:
         """[n] observation of each turn: `observation`, else the text of the tokens since the previous turn.

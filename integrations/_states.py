@@ -248,19 +248,21 @@ class States:
                 f"they are noisy. Let the trainer hand over more at once (docs/gae.md says how){memory}.",
             )
 
-    def set_aside(self, misfits: Mapping[int, str], b: int, must_fit: bool = True) -> Tensor:
-        """[b] bool: rows whose entries cannot be put to turns.  They take part in nothing and are counted as invalid.
+    def set_aside(self, misfits: Mapping[int, str], valid: Tensor, must_fit: bool = True) -> Tensor:
+        """[B] bool: rows whose entries cannot be put to turns.  They take part in nothing and are counted as invalid.
 
         misfits    {row: why}; the first of a run is a warning
+        valid      [B] bool; False: padding, which fits nothing
         must_fit   where no row of a run has ever fitted it is an error: of the user's code
         """
+        fits = len(misfits) < int(valid.sum())
         if misfits:
             why = misfits[min(misfits)]
-            if self.settings.on_invalid == "raise" or (must_fit and len(misfits) == b and not self.fitted):
+            if self.settings.on_invalid == "raise" or (must_fit and not fits and not self.fitted):
                 raise ValueError(f"{why}.")
             self._warn("aside", f"{why}: such rows are set aside, and counted in bipace/invalid_row_fraction.")
-        self.fitted |= len(misfits) < b
-        return torch.tensor([row in misfits for row in range(b)])
+        self.fitted |= fits
+        return torch.tensor([row in misfits for row in range(len(valid))])
 
     def beyond(self, total: Tensor, of_steps: Tensor) -> Tensor:
         """float64 what the last step's reward is to have besides its own: R(τ) − Σ step_rewards, or 0 where only method
@@ -430,9 +432,7 @@ def batch_metrics(result: AdvantageResult, columns: Columns, config: Config, gat
     if records.raw_rms is not None:
         metrics["advantage_rms"] = records.raw_rms
     if config.needs_truncated:
-        taken = result.cluster >= 0  # neither padding nor set aside
-        rows = {"truncated": columns.get("truncated", torch.zeros_like(taken)), "taken": taken}
-        cut, taken, trajectory = gather({**rows, "trajectory": columns["trajectory"]}).values()
-        n = len(trajectory[taken].unique())
-        metrics["truncated_fraction"] = len(trajectory[cut & taken].unique()) / max(1, n)
+        rows = {"truncated": columns.get("truncated", torch.zeros_like(result.cluster, dtype=torch.bool))}
+        ended = lay.order[lay.trajectory_offsets[1:] - 1]  # where alone a flag is read
+        metrics["truncated_fraction"] = float(gather(rows)["truncated"].cpu()[ended].sum()) / max(1, len(ended))
     return {f"bipace/{name}": value for name, value in metrics.items()}

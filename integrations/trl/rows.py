@@ -137,14 +137,15 @@ def rows_of(trainer: Any, output: Mapping[str, Any], rewards: Tensor, reported: 
     extra: dict[str, Any] = {name: reported.by_turn(name) if read else None for name, read in reads.items()}
     if config.needs_truncated:
         extra["truncated"] = reported.truncated()
-    dropped, mask = states.set_aside(reported.misfits, b, reported.must_fit), output["completion_mask"].cpu()
+    valid, mask = torch.ones(b, dtype=torch.bool), output["completion_mask"].cpu()
+    dropped = states.set_aside(reported.misfits, valid, reported.must_fit)
     prompts, kept = output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool()
     return TrlRows(
         mask=mask,
         scores=at_front(total.masked_fill(dropped, torch.nan), mask),
         responses=output["completion_ids"],
         prompts=lambda: [row[there] for row, there in zip(prompts, kept, strict=True)],
-        valid=torch.ones(b, dtype=torch.bool),
+        valid=valid,
         extra=extra,
         first=first,
         size=g,

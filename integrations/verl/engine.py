@@ -41,7 +41,7 @@ def labels_of(states: Tensor, ids: Tensor, process_group: Any, **settings: Any) 
 
     A bad state has a cluster c of its own, which comes back as −1 − c.
 
-    ids   [B, 4] int64   group, trajectory, place of the row in it, and whether the row is valid
+    ids   [B, 4] int64   group, trajectory, place of the row in it, and whether the row takes part
     """
     offsets: Tensor = states.offsets()  # type: ignore[attr-defined]  # of jagged ones
     row = torch.repeat_interleave(torch.arange(len(ids), device=offsets.device), offsets.diff())

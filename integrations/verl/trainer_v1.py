@@ -51,8 +51,9 @@ class Trainer(estimator.TrainerMixin):
             return run(batch, metrics)
         batch.extra_info[NAME] = request
         if "cluster" in request:
-            group, trajectory, place, valid = ids_of(batch).values()
-            ids = torch.stack([*numbered(group, trajectory), torch.tensor(place), valid.long()], 1)
+            rows = rows_of(batch)
+            valid = rows.taking_part(self.bipace.states)
+            ids = torch.stack([*numbered(rows.group, rows.trajectory), torch.tensor(rows.place), valid.long()], 1)
             fields = TensorDict({IDS: ids}, batch_size=len(batch))
             tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
             batch.fields = batch.fields and [*batch.fields, IDS]

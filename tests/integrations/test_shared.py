@@ -463,6 +463,8 @@ def test_rewards_that_are_no_numbers_set_their_row_aside():
     assert empty.extra["step_rewards"] == [1.0, 2.0, 3.0, 1.75, 0.0, 0.0]  # a row without tokens is one record
     with pytest.raises(ValueError, match=r"infos\['rewards'\] must be numbers, but row 0 has \[None\]"):
         rows_with([[1, 1]] * 4, step_rewards=[[None]] * 4).fitted(States(Settings()))
+    with pytest.raises(ValueError, match="must have one entry per turn"):  # padding fits nothing
+        rows_with([[1, 1]] * 2, [True, False], step_rewards=[[1.0, 2.0], [1.0]]).fitted(States(Settings()))
 
 
 def test_a_checkpoint_of_something_else_changes_nothing():
@@ -568,7 +570,7 @@ def test_what_a_batch_is_is_logged_and_few_prompts_are_a_warning(share):
     columns = {
         "group": torch.tensor([0, 0, 0, 1, 1, 7, 1]), "trajectory": torch.tensor([0, 0, 1, 2, 2, 9, 3]),
         "step": torch.tensor([0, 1, 0, 0, 1, 0, 0]), "rewards": torch.tensor([0.0, 1.0, 0.0, 0.0, 3.0, 0.0, math.nan]),
-        "truncated": torch.tensor([True, True, False, False, False, True, True]), "valid": torch.arange(7) != 5,
+        "truncated": torch.tensor([True, True, False, True, False, True, True]), "valid": torch.arange(7) != 5,
         "action_key": torch.arange(7), "action_parsed": torch.arange(7) >= 0,
         "action_kind": 1 - (torch.arange(7) == 5).int(),
     }  # fmt: skip

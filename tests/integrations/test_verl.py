@@ -452,6 +452,22 @@ def test_the_v1_trainer_asks_for_states_beside_the_log_probs_and_sends_none_on(m
     assert (metrics.get("bipace/prompts") == 2) == (way != "grpo") == hasattr(made, "found")
 
 
+def test_workers_cluster_no_states_of_rollouts_that_are_set_aside(monkeypatch):
+    pytest.importorskip("transfer_queue")
+    from bipace_kernels.integrations.verl import trainer_v1
+
+    rows, sent = driver_v0.rows_of(batch(MULTI), None), []
+    rows.scores[2] = float("nan")
+    stock = type("Stock", (), {"_compute_old_log_prob": lambda self, batch, metrics: batch})
+    made = object.__new__(type("Own", (trainer_v1.Trainer, stock), {}))
+    made.bipace = Bipace(run_of([("trainer.use_v1", True)], method="bipace", epsilon=0.2, cluster_on="workers"))
+    monkeypatch.setattr(trainer_v1, "rows_of", lambda _: rows)
+    monkeypatch.setattr(trainer_v1.tq, "kv_batch_put", lambda **given: sent.append(given["fields"]))
+    keys = {"keys": ["a_0_0", "a_1_0", "b_0_0", "b_1_0"], "partition_id": "train", "fields": None, "extra_info": {}}
+    made._compute_old_log_prob(type("Meta", (SimpleNamespace,), {"__len__": lambda self: 4})(**keys), {})
+    assert sent[0][trainer_v1.IDS][:, 3].tolist() == [1, 1, 0, 1]
+
+
 def test_a_trainer_that_hands_nothing_over_and_other_estimators_are_verl_s_own(monkeypatch):
     with pytest.raises(RuntimeError, match=r"use one of trainer\.v1\.trainer_mode, .*trainer_v1\.Trainer before your"):
         estimate(torch.zeros(1, 1), torch.ones(1, 1), config=None, index=None)

@@ -312,18 +312,11 @@ def _cluster(rank, folder, ranks):
     for _ in range(40):
         rows = _shuffled_batch(generator)
         group, trajectory, place, valid, masks, states = zip(*rows, strict=True)
-        ids = torch.stack([*numbered(group, trajectory), torch.tensor(place), torch.tensor(valid).long()], 1)
-        ends = [round(len(rows) * r / ranks) for r in range(ranks + 1)]
-        mine = slice(ends[rank], ends[rank + 1])
-        jagged = torch.nested.as_nested_tensor(list(states[mine]), layout=torch.jagged)
-        labels = labels_of(jagged, ids[mine], dist.group.WORLD, epsilon=0.2, on_invalid="singleton")
-        found = [None] * ranks
-        dist.all_gather_object(found, [row.tolist() for row in labels.unbind()])
-        labels = [torch.tensor(row) for part in found for row in part]
         width = max(map(len, masks))
         mask = torch.tensor([row + [0] * (width - len(row)) for row in masks])
         pairs = list(zip(group, trajectory, strict=True))
         score = {pair: float(torch.randn(1, generator=generator)) for pair in sorted(set(pairs))}
+        score[pairs[0]] = float("nan")  # set aside: its states must move no cluster
         scores = torch.zeros(mask.shape)
         scores[:, 0] = torch.tensor([score[pair] for pair in pairs])
         kept = {
@@ -331,6 +324,15 @@ def _cluster(rank, folder, ranks):
             "prompts": list, "group": group, "trajectory": trajectory, "place": place, "valid": torch.tensor(valid),
         }  # fmt: skip
         bipace = Bipace(run_of(epsilon=0.2, action_key_mode="first_n", n_action_tokens=1))
+        taken = RolloutRows(**kept).taking_part(bipace.states)
+        ids = torch.stack([*numbered(group, trajectory), torch.tensor(place), taken.long()], 1)
+        ends = [round(len(rows) * r / ranks) for r in range(ranks + 1)]
+        mine = slice(ends[rank], ends[rank + 1])
+        jagged = torch.nested.as_nested_tensor(list(states[mine]), layout=torch.jagged)
+        labels = labels_of(jagged, ids[mine], dist.group.WORLD, epsilon=0.2, on_invalid="singleton")
+        found = [None] * ranks
+        dist.all_gather_object(found, [row.tolist() for row in labels.unbind()])
+        labels = [torch.tensor(row) for part in found for row in part]
         driver, told = RolloutRows(**kept, hidden=states).advantage(bipace.states, None, scores)
         workers, also = RolloutRows(**kept, labels=labels).advantage(bipace.states, None, scores)
         both = torch.cat(labels)
