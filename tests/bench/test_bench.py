@@ -86,21 +86,6 @@ def test_turns_are_taken():
     assert (timing.median, timing.iqr, measure.Timing([7.0]).iqr) == (3.0, 2.0, 0.0)
 
 
-def test_a_slow_side_sits_out_after_its_fewest_rounds():
-    calls = {"slow": 0, "fast": 0}
-
-    def slow(_):
-        calls["slow"] += 1
-        torch.randn(400, 400).mm(torch.randn(400, 400))
-
-    def fast(_):
-        calls["fast"] += 1
-
-    effort = measure.Effort(rounds=6, seconds=0.0, fewest=2, warm_up=False, flush_bytes=64)
-    measure.compare([measure.Side("slow", slow), measure.Side("fast", fast)], effort)
-    assert calls == {"slow": 2, "fast": 2}
-
-
 def test_cluster_work_counts_open_centroids():
     fingerprint = torch.zeros(5, 10)
     # Group of three: labels 0, 1, 0 meet 0, 1 and 2 open centroids; group of two: labels 2, 2 meet 0 and 1.
