@@ -88,10 +88,10 @@ def test_gae_by_every_value_and_with_rollouts_that_were_cut_off(tmp_path, value)
     wanted = bk.Config.gae(value, **GAE[value], **SINGLETON)
     options = {f"bipace_{name}": 0.0 if number is None else number for name, number in GAE[value].items()}
     options |= {"num_iterations": 2, "max_steps": 3}  # TRL's forward: one of our own, narrower, rounds states otherwise
-    told = partial(tt.rollout, extras=(*ALL, "truncated"))
+    rollout = partial(tt.rollout, extras=(*ALL, "truncated"))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        trainer = trained(tmp_path, bipace_method="gae", bipace_value=value, rollout_func=told, **options)
+        trainer = trained(tmp_path, bipace_method="gae", bipace_value=value, rollout_func=rollout, **options)
     assert not any("truncated is True at" in str(w.message) for w in seen)  # of no turn but the last
     check(trainer, wanted)
     assert {row["truncated"] for b in trainer.batches for row in b["inputs"]} == {True, False}
@@ -201,8 +201,10 @@ def test_forwards_of_the_user_s_own_are_not_tapped(tmp_path, options):
     def rewards(completions, **_):
         return forward() or tt.reward(completions)
 
-    told = lambda *given: forward() or tt.rollout(*given)  # noqa: E731
-    trainer = tt.make_trainer(tmp_path, rollout_func=told, reward_funcs=[rewards], **options)
+    def rollout(*given):
+        return forward() or tt.rollout(*given)
+
+    trainer = tt.make_trainer(tmp_path, rollout_func=rollout, reward_funcs=[rewards], **options)
     trainer.train()
     check(trainer)
 
@@ -236,9 +238,9 @@ def test_a_loss_that_runs_no_forward_is_an_error(tmp_path, monkeypatch):
 @pytest.mark.parametrize("given", [False, True])
 def test_a_kernel_value_reads_texts_where_no_forward_is_there(tmp_path, no_early_exit, given):
     """embedder="auto": n-grams of the last three observations and the actions between them; with one warning."""
-    told = partial(tt.rollout, extras=ALL if given else ())
+    rollout = partial(tt.rollout, extras=ALL if given else ())
     with pytest.warns(RuntimeWarning, match="n-grams of the last 3 observations, instead of hidden states: no forward"):
-        trainer = trained(tmp_path, rollout_func=told, bipace_method="gae", **EARLY)
+        trainer = trained(tmp_path, rollout_func=rollout, bipace_method="gae", **EARLY)
     windows = []
     for batch in trainer.batches:
         turns, _ = turns_of(batch)
