@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..backends.records import out_of_range
 from ..result import AdvantageResult
 from ..support.warnings import warn_once
 from ._settings import Settings
@@ -180,9 +181,9 @@ class RolloutRows:
         """[B] bool: rows that are not padding, nor of a rollout that advantage() sets aside for its rewards."""
         rows, ids = self.fitted(states), self.ids()
         rewards, total = rows.rewards(ids, rows.scores, states)
-        fine = (rewards.abs() <= 1e37) & (True if total is None else total.abs() <= 1e37)
+        bad = out_of_range(rewards) if total is None else out_of_range(rewards) | out_of_range(total)
         trajectory = ids["trajectory"]
-        return self.valid.index_fill(0, self.turns.row[torch.isin(trajectory, trajectory[~fine])], False)
+        return self.valid.index_fill(0, self.turns.row[torch.isin(trajectory, trajectory[bad])], False)
 
     def observations(self, tokenizer: Any, turns: Tensor | None = None) -> list[Any]:
         """[n] observation of each turn: `observation`, else the text of the tokens since the previous turn.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import pipeline
+from ..backends.records import out_of_range
 from ..clustering.controller import EpsilonController
 from ..clustering.epsilon import choose_epsilon
 from ..config import Config
@@ -272,7 +273,7 @@ class States:
         total, of_steps   float64 R(τ), and sums of step_rewards, of equal shape
         """
         rest = total - of_steps
-        rest = rest.where((rest.abs() > 1e-5 * (1 + total.abs())) & (of_steps.abs() <= 1e37), 0.0)
+        rest = rest.where((rest.abs() > 1e-5 * (1 + total.abs())) & ~out_of_range(of_steps), 0.0)
         if self.settings.config().estimator != "gae" or not rest.any():
             return torch.zeros_like(rest)
         ignored = self.settings.reward_beyond_steps == "ignore"
@@ -394,8 +395,11 @@ def no_hidden_states(model: Any, states: States) -> str:
     return ""
 
 
-def has_dropout(model: torch.nn.Module) -> bool:
-    """Whether a forward in training mode has noise: by modules of dropout, or a probability of it, as attention has."""
+def is_noisy(model: torch.nn.Module, args: Any) -> bool:
+    """Whether a forward in training mode has noise: NEFTune's, or by modules of dropout or a probability of it, as in
+    attention."""
+    if args.neftune_noise_alpha:
+        return True
     for module in model.modules():
         p = [value for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]
         if max(p, default=0) > 0 or (isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0):

@@ -15,7 +15,7 @@ from ...hidden.positions import Positions
 from .. import swift as joined
 from .._accelerate import KeepsStates, agreed, of_all
 from .._rollout_rows import extra_of
-from .._states import States, has_dropout, no_hidden_states
+from .._states import States, is_noisy, no_hidden_states
 from .._turns import Turns
 from .._versions import check_version
 from .rows import INFOS, rows_of
@@ -53,8 +53,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
                 raise ValueError(f"{what}, but BiPACE's advantages are of turns: turn it off, or set method='grpo'.")
         self._bipace_why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
         self._bipace.require_hidden(self._bipace_why)
-        noisy = has_dropout(self.model) or bool(self.args.neftune_noise_alpha)
-        if self._bipace.may_be_hidden and not self._bipace_why and noisy:
+        if self._bipace.may_be_hidden and not self._bipace_why and is_noisy(self.model, self.args):
             warnings.warn(
                 "hidden states come from swift's forward in training mode, with the noise of the model's dropout or of "
                 "NEFTune: set --lora_dropout 0 and no --neftune_noise_alpha, or BiPACE's embedder=ngram.",

@@ -13,7 +13,7 @@ import bipace_kernels as bk
 
 from ...hidden.positions import Positions
 from .._accelerate import KeepsStates
-from .._states import States, has_dropout, no_hidden_states
+from .._states import States, is_noisy, no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
 from .credit import Prepared, early_exit, prepare
@@ -56,8 +56,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
         self._bipace.require_hidden(why)
         # TRL's own forwards run in training mode, in which dropout or NEFTune would add noise to the states.
-        noisy = has_dropout(self.model) or bool(self.args.neftune_noise_alpha)
-        self._bipace_dropout = self._bipace.may_be_hidden and not why and noisy
+        self._bipace_dropout = self._bipace.may_be_hidden and not why and is_noisy(self.model, self.args)
         self._bipace_taps = self._bipace.may_be_hidden and not why and not self._bipace_dropout
         # A batch that is used once, as a whole and without old log-probs has its states from the loss's own forward,
         # unless that is of a model that accelerate compiles as a whole.

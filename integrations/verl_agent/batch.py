@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...backends.records import out_of_range
 from ...config import Config
 from ...features.embedders import find, named
 from ...features.tokens import to_tokens
@@ -60,7 +61,7 @@ def rows_of(data: Any) -> AgentRows:
     # Copies may have other log-probabilities, by rounding, and so another KL: all copies get the first one's values.
     first = everyone.scatter_reduce(0, copy, everyone, "amin", include_self=False)[copy]
     score, returns = data.batch["token_level_rewards"].sum(-1)[first], data.batch["step_rewards"][first]
-    bad = torch.isin(ids["trajectory"], ids["trajectory"][~((score.abs() <= 1e37) & (returns.abs() <= 1e37))])
+    bad = torch.isin(ids["trajectory"], ids["trajectory"][out_of_range(score) | out_of_range(returns)])
     return AgentRows(mask, ids, copy, first, score.masked_fill(bad, torch.nan), returns.masked_fill(bad, torch.nan))
 
 
