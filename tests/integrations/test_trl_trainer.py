@@ -201,10 +201,8 @@ def test_forwards_of_the_user_s_own_are_not_tapped(tmp_path, options):
     def rewards(completions, **_):
         return forward() or tt.reward(completions)
 
-    def rollout(*given):
-        return forward() or tt.rollout(*given)
-
-    trainer = tt.make_trainer(tmp_path, rollout_func=rollout, reward_funcs=[rewards], **options)
+    own = {"rollout_func": lambda *given: forward() or tt.rollout(*given), "reward_funcs": [rewards]}
+    trainer = tt.make_trainer(tmp_path, **own, **options)
     trainer.train()
     check(trainer)
 
