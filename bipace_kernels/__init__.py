@@ -6,7 +6,6 @@ imported at first use.
 """
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 from . import ops as ops  # torch.ops.bipace
@@ -38,44 +37,12 @@ if TYPE_CHECKING:
     from . import distributed, hidden
 
 __all__ = [
-    "AdvantageResult",
-    "BackendError",
-    "BackendStatus",
-    "Branch",
-    "Calibration",
-    "Config",
-    "EpsilonChoice",
-    "EpsilonController",
-    "Layout",
-    "StepRecords",
-    "TokenBytes",
-    "ValueMemory",
-    "ValueR2",
-    "__version__",
-    "action_clusters",
-    "action_keys",
-    "advantage",
-    "backends",
-    "calibrate",
-    "choose_epsilon",
-    "cluster",
-    "discounted_returns",
-    "distributed",
-    "embedders",
-    "hidden",
-    "kernel_value_r2",
-    "layout",
-    "ngram_fingerprint",
-    "to_tokens",
-    "token_bytes",
-    "trajectory_ids",
-]
-
-
-# Modules that moved: pickles of earlier versions name them.
-_MOVED = {"embedders": embedders.__name__, "layout": Layout.__module__, "value_memory": ValueMemory.__module__}
-for _old, _new in _MOVED.items():
-    sys.modules[f"{__name__}.{_old}"] = sys.modules[_new]
+    "AdvantageResult", "BackendError", "BackendStatus", "Branch", "Calibration", "Config", "EpsilonChoice",
+    "EpsilonController", "Layout", "StepRecords", "TokenBytes", "ValueMemory", "ValueR2", "__version__",
+    "action_clusters", "action_keys", "advantage", "backends", "calibrate", "choose_epsilon", "cluster",
+    "discounted_returns", "distributed", "embedders", "hidden", "kernel_value_r2", "layout", "ngram_fingerprint",
+    "to_tokens", "token_bytes", "trajectory_ids",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -78,7 +78,7 @@ class Setting:
         if isinstance(accepts, Range):
             if isinstance(value, str) and value in self.also:
                 return True
-            return (accepts.kind is not float or _is_number(value)) and accepts.holds(value)
+            return (accepts.kind is not float or is_number(value)) and accepts.holds(value)
         if accepts is bool or isinstance(value, bool):
             return accepts is bool and isinstance(value, bool)
         return isinstance(value, numbers.Integral) and int(value) >= int(accepts)
@@ -104,7 +104,7 @@ class Setting:
         return {"preset": estimator if estimator in PRESETS else "bipace", **chosen}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether it is a number that float64 holds."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False

@@ -1,5 +1,6 @@
 """`bipace calibrate`: layer, pooling and ε for a model in a local folder, from prompts with labels."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,17 +32,9 @@ def run(values: Mapping[str, Any]) -> None:
         with notes():
             model, tokenizer = load_model(options.model_dir, options)
             same = ("folds", "min_clusters", "seed", "out", "restart", "token_budget", "backend")
-            calibration = bk.calibrate(
-                model,
-                prompts,
-                labels,
-                tokenizer=tokenizer,
-                layers=layers,
-                pooling=[item.strip() for item in options.pooling.split(",")],
-                epsilons=radii,
-                group=group,
-                **{name: values[name] for name in same},
-            )
+            given = {name: values[name] for name in same} | {"layers": layers, "epsilons": radii, "group": group}
+            given["pooling"] = [item.strip() for item in options.pooling.split(",")]
+            calibration = bk.calibrate(model, prompts, labels, tokenizer=tokenizer, **given)
             _write(calibration, options)
     except (ImportError, TypeError, ValueError, bk.BackendError) as error:
         raise CliError(str(error)) from None
@@ -120,13 +113,9 @@ def load_model(folder: str, options: SimpleNamespace) -> tuple[Any, Any]:
 def _layers(text: str | None) -> Any:
     if text is None or text == "all":
         return text
-    parts = [part.strip() for part in text.split(",")]
-    try:
-        return [part if part.startswith("block ") else int(part) for part in parts]
-    except ValueError:
-        raise CliError(
-            f"""--layers must be all, or numbers and blocks, such as -8,'block 27', got {text!r}."""
-        ) from None
+    with contextlib.suppress(ValueError):
+        return [part if part.startswith("block ") else int(part) for part in map(str.strip, text.split(","))]
+    raise CliError(f"--layers must be all, or numbers and blocks, such as -8,'block 27', got {text!r}.")
 
 
 def _write(result: Any, options: SimpleNamespace) -> None:

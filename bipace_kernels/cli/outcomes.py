@@ -51,11 +51,8 @@ class Outcome:
         content = {"label": self.label, **self.settings, "metrics": self.metrics, "value_r2": value_r2}
         if self.choice is None:
             return content
-        return content | {
-            "epsilon_reason": self.choice.reason,
-            "epsilon_probes": self.choice.probes,
-            "value_r2_interval95": self.interval(),
-        }
+        choice = {"epsilon_reason": self.choice.reason, "epsilon_probes": self.choice.probes}
+        return content | choice | {"value_r2_interval95": self.interval()}
 
 
 def format_r2(value_r2: bk.ValueR2) -> str:

@@ -77,7 +77,7 @@ class EpsilonController:
         if self.max_step == 1.0:
             raise ValueError("max_step must be above 1, got 1; for a fixed ε use no controller.")
         self.slack = checks.check_number_in(slack, "slack", 0.0, 1.0)
-        self.gain = checks.check_number_in(gain, "gain", 0.0, float("inf"))
+        self.gain = checks.check_number_in(gain, "gain", 0.0, sys.float_info.max)
         self.epsilon = checks.check_number_in(epsilon, "epsilon", *self.bounds)
         self.reason = "no update yet"
         self._settled = False

@@ -195,8 +195,7 @@ class Sentence:
         self.progress = progress
         self.name = "sentence"
         if isinstance(model, (str, Path)):
-            parts = Path(model).parts
-            self.name = f"sentence {'/'.join(parts[-2:])}"
+            self.name = f"sentence {'/'.join(Path(model).parts[-2:])}"
             model = _load(str(model), device)
         elif not callable(getattr(model, "encode", None)):
             raise TypeError(f"model must be a folder, a name or a SentenceTransformer, got {type(model).__name__}.")

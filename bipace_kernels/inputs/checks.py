@@ -2,7 +2,6 @@
 
 import numbers
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from ..backends.contract import FINGERPRINT_DTYPES as FINGERPRINT_DTYPES
 from ..backends.schema import LIMIT
+from ..settings import is_number
 from ..support.errors import InputError, Named, Rows
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
@@ -243,12 +243,7 @@ def one_device(arguments: dict[str, Any]) -> torch.device:
 
 
 def check_number_in(value: Any, name: str, low: float, high: float) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, np.floating, np.integer))
-        or not low <= value <= high
-        or (isinstance(value, int) and abs(value) > sys.float_info.max)  # float() would raise
-    ):
+    if not (is_number(value) and low <= value <= high):
         raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {shown(value)}.")
     return float(value)
 
