@@ -190,12 +190,7 @@ class States:
                   and agree(make, kind) make(), or on all the error of one, or of kind(make()) that differ
         """
         columns, used, epsilon, config = dict(records), "", None, self.settings.config()
-        kinds: Tensor | None = None  # of turns that are no padding
-        if "action_kind" in columns:
-            own = {"kind": columns.pop("action_kind")}
-            own["valid"] = columns.get("valid", torch.ones_like(own["kind"], dtype=torch.bool))
-            of_all = gather(own)
-            kinds = of_all["kind"][of_all["valid"]]
+        kinds = gather({"kind": columns.pop("action_kind")})["kind"] if "action_kind" in columns else None
         bad: Tensor | None = None
         if labels is not None:
             bad, used, epsilon = columns["valid"] & (labels < 0), "actor_hidden", self.epsilon
@@ -227,9 +222,10 @@ class States:
             result = result.with_bad_states(bad)
         metrics = metrics_of(result, used, epsilon, config.has_clusters, self.settings) | self.radius.moves
         metrics |= batch_metrics(result, columns, config, gather)
-        self._warn_of_few_prompts(result._records().layout)
+        counted = result._records().layout
+        self._warn_of_few_prompts(counted)
         if kinds is not None:
-            shares = torch.bincount(kinds.cpu().long(), minlength=len(KINDS)) / max(1, len(kinds))
+            shares = torch.bincount(kinds.cpu()[counted.order].long(), minlength=len(KINDS)) / max(1, counted.n_records)
             named = zip(KINDS, shares.tolist(), strict=True)
             metrics |= {f"bipace/action_key/{kind}": share for kind, share in named}
         return result, metrics
@@ -396,13 +392,13 @@ def no_hidden_states(model: Any, states: States) -> str:
 
 
 def is_noisy(model: torch.nn.Module, args: Any) -> bool:
-    """Whether a forward in training mode has noise: NEFTune's, or by modules of dropout or a probability of it, as in
-    attention."""
+    """Whether a forward in training mode has noise: NEFTune's, a router's jitter, or modules of dropout or a probability
+    of it, as in attention."""
     if args.neftune_noise_alpha:
         return True
     for module in model.modules():
-        p = [value for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]
-        if max(p, default=0) > 0 or (isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0):
+        size = [x for name, x in vars(module).items() if ("drop" in name or "jitter" in name) and isinstance(x, float)]
+        if max(size, default=0) > 0 or (isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0):
             return True
     return False
 

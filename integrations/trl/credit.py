@@ -16,8 +16,8 @@ from .rollouts import Reported, ToolLoop, fields
 from .rows import TrlRows, rows_of, turns_of
 
 DROPOUT = (
-    "TRL's forwards give noisy ones, since the model has dropout (such as lora_dropout of PEFT, attention_dropout, or "
-    "neftune_noise_alpha): set it to 0, or embedder=actor_hidden runs an additional forward"
+    "TRL's forwards give noisy ones, since the model has dropout (such as lora_dropout of PEFT), a router's jitter, or "
+    "neftune_noise_alpha: set it to 0, or embedder=actor_hidden runs an additional forward"
 )
 NO_FORWARD = (
     "no forward of TRL's own gives them in this configuration, and for a value n-grams are nearly as good; "

@@ -572,7 +572,7 @@ def test_what_a_batch_is_is_logged_and_few_prompts_are_a_warning(share):
         "step": torch.tensor([0, 1, 0, 0, 1, 0, 0]), "rewards": torch.tensor([0.0, 1.0, 0.0, 0.0, 3.0, 0.0, math.nan]),
         "truncated": torch.tensor([True, True, False, True, False, True, True]), "valid": torch.arange(7) != 5,
         "action_key": torch.arange(7), "action_parsed": torch.arange(7) >= 0,
-        "action_kind": 1 - (torch.arange(7) == 5).int(),
+        "action_kind": 1 - (torch.arange(7) >= 5).int(),
     }  # fmt: skip
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

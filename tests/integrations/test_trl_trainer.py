@@ -211,17 +211,18 @@ def test_forwards_of_the_user_s_own_are_not_tapped(tmp_path, options):
 def test_dropout_would_be_noise_in_the_states_of_trl_s_forwards(tmp_path, monkeypatch, options):
     ran, run = [], trainer_module.early_exit
     monkeypatch.setattr(trainer_module, "early_exit", lambda *given: ran.append(1) or run(*given))
-    model = tt.make_model()
-    for block in model.model.layers:  # as of a text model inside another, whose configuration does not name it
-        block.self_attn.attention_dropout = 0.5
     by = {"cls": tt.BiPACEGRPOTrainer, "rollout_func": tt.rollout, "max_steps": 1, **options}
-    trained(tmp_path, model=model, **by)
+    for name in ("attention_dropout", "router_jitter_noise"):
+        model = tt.make_model()
+        for block in model.model.layers:  # as of a text model inside another, whose configuration does not name it
+            setattr(block.self_attn, name, 0.5)
+        trained(tmp_path, model=model, **by)
     trained(tmp_path, neftune_noise_alpha=5.0, **by)
-    assert ran == [1, 1]
+    assert ran == [1, 1, 1]
     for regions in ("true", "false"):
         monkeypatch.setenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", regions)
         trained(tmp_path, torch_compile_backend="eager", **by)  # as a whole the loss's model calls no hooks
-        assert len(ran) == 2 + (regions == "false" and not options)
+        assert len(ran) == 3 + (regions == "false" and not options)
     model = tt.make_model(attention_dropout=0.5)  # an adapter's, by its lora_dropout, or the model's
     with pytest.warns(RuntimeWarning, match="n-grams of .* since the model has dropout .such as lora_dropout"):
         trained(tmp_path, model=model, rollout_func=tt.rollout, bipace_method="gae", max_steps=1, **options)
