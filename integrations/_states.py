@@ -392,8 +392,8 @@ def no_hidden_states(model: Any, states: States) -> str:
 
 
 def is_noisy(model: torch.nn.Module, args: Any) -> bool:
-    """Whether a forward in training mode has noise: NEFTune's, a router's jitter, or modules of dropout or a probability
-    of it, as in attention."""
+    """Whether a forward in training mode has noise: NEFTune's, a router's jitter, or by modules of dropout or a
+    probability of it, as in attention."""
     if args.neftune_noise_alpha:
         return True
     for module in model.modules():
