@@ -84,8 +84,7 @@ def replay(x: Floats, labels: npt.NDArray[np.int64], epsilon: float) -> Decision
             if label > 0:
                 excess = max(excess, float(s[:label].max()) - (best - BAND))
             centroids.join(label, x[i])
-        if excess > worst.excess:
-            worst = Decision(i, excess)
+        worst = max(worst, Decision(i, excess), key=lambda decision: decision.excess)
     return worst
 
 
