@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..backends.records import out_of_range
 from ..result import AdvantageResult
+from ..support.lazy import lazy
 from ..support.warnings import warn_once
 from ._settings import Settings
 from ._states import States
@@ -86,7 +87,7 @@ class RolloutRows:
     extra_name: str = "extra_fields"
     keys: Mapping[str, str] = field(default_factory=dict)
 
-    @cached_property
+    @lazy
     def turns(self) -> Turns:
         return Turns.of(self.mask)
 

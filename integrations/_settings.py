@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import numbers
 import re
@@ -14,6 +13,7 @@ from ..config import PRESETS, Config, check_fields
 from ..features.embedders import EMBEDDERS, find
 from ..settings import ABSENT, EPSILON, Fields, Range, Setting, setting, settings_of
 from ..support.errors import InputError, Named, near
+from ..support.lazy import lazy
 from ..support.optional import named
 
 
@@ -182,7 +182,7 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
         changes = {k: v for k, v in changes.items() if v is not None} | off
         return PRESETS[self.method](**changes) if self.own is None else replace(self.own, **changes)
 
-    @functools.cached_property
+    @lazy
     def own(self) -> Config | None:
         """The configuration that the method names, where it is no preset."""
         if self.method in PRESETS:
@@ -196,7 +196,7 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
             raise InputError(text, Named("method"), type(config).__name__)
         return config
 
-    @functools.cached_property
+    @lazy
     def _parameters(self) -> tuple[str, ...]:
         """Names of the preset's own parameters."""
         if self.own is not None:

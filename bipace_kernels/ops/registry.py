@@ -21,6 +21,7 @@ from ..backends.schema import KERNELS, Kernel, Tokens
 from ..config import Config
 from ..settings import DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, SAME, WIDTH, Range
 from ..support.handles import find
+from ..support.lazy import lazy
 from . import compiled
 
 _F32, _F64, _I64, _U8, _BOOL = torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool
@@ -54,12 +55,6 @@ _OF_RECORDS = {field.name for field in fields(Records)}
 _OF_KERNEL = {field.name for field in fields(Kernel)}
 
 
-@functools.cache  # not cached_property, whose lock until Python 3.12 a fork may leave held
-def _types_of(arguments: str) -> dict[str, str]:
-    words = [word.split() for word in arguments.split(", ") if word != "*"]
-    return {name: kind for kind, name in words}
-
-
 @dataclass(frozen=True)
 class Op:
     """An op that runs one stage of a backend.
@@ -77,10 +72,11 @@ class Op:
         several = ", ".join("Tensor" for _ in self.results)
         return f"({self.arguments}) -> " + (several if len(self.results) == 1 else f"({several})")
 
-    @property
+    @lazy
     def types(self) -> dict[str, str]:
         """Type of each argument in torch's schema."""
-        return _types_of(self.arguments)
+        words = [word.split() for word in self.arguments.split(", ") if word != "*"]
+        return {name: kind for kind, name in words}
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name; torch omits the last ones where they are None."""

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 import bipace_kernels as bk
 
+from ...support.lazy import lazy
 from .._rollout_rows import RowsOfProcess, at_front
 from .._settings import Settings
 from .._states import States
@@ -29,7 +29,7 @@ class TrlRows(RowsOfProcess):
     reported: Reported
     dropped: Tensor
 
-    @cached_property
+    @lazy
     def turns(self) -> Turns:
         return self.reported.turns
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ...support.lazy import lazy
 from .. import cuda_loader
 
 Word = Tensor | int | float | None
@@ -31,11 +32,11 @@ class Kernel:
     source: str
     fields: Mapping[str, str]
 
-    @functools.cached_property
+    @lazy
     def form(self) -> struct.Struct:
         return struct.Struct("<" + "".join(map(_FORMATS.__getitem__, self.fields.values())))
 
-    @functools.cached_property
+    @lazy
     def pointers(self) -> tuple[int, ...]:
         return tuple(i for i, kind in enumerate(self.fields.values()) if kind == "POINTER")
 
