@@ -65,7 +65,9 @@ def shortened(decoder: Decoder, n_blocks: int) -> Iterator[nn.Module]:
     """
     blocks = decoder.blocks
     before: list[tuple[nn.Module, str, nn.Module]] = [(decoder.base, decoder.list_name, blocks)]
-    before += [(parent, name, parent._modules[name]) for parent, name in _head_of(decoder.causal)]  # type: ignore[misc]
+    head: nn.Module | None = getattr(decoder.causal, "get_output_embeddings", lambda: None)()  # states to logits
+    if head is not None:
+        before += [(m, n, head) for m in decoder.causal.modules() for n, child in m._modules.items() if child is head]
     training = [(module, module.training) for module in decoder.model.modules()]
     try:
         for module, _ in training:
@@ -101,9 +103,3 @@ def no_gradients(model: nn.Module) -> AbstractContextManager[Any]:
     types = [str(module.__dict__.get("rope_type")) for module in model.modules()]
     growing = any("dynamic" in kind or "longrope" in kind for kind in types)
     return torch.no_grad() if growing or is_sharded(model) else torch.inference_mode()
-
-
-def _head_of(causal: nn.Module) -> list[tuple[nn.Module, str]]:
-    """The module and attribute of the head from states to logits."""
-    head = getattr(causal, "get_output_embeddings", lambda: None)()
-    return [(m, n) for m in causal.modules() for n, child in m._modules.items() if child is head is not None]

@@ -66,11 +66,8 @@ class Layout(Handled):
 
     def _writes(self) -> dict[str, int]:
         """How often each tensor was written to through torch, as far as torch counts that."""
-        writes = {}
-        for name in _TENSORS:
-            if (x := getattr(self, name)) is not None and not x.is_inference():
-                writes[name] = x._version
-        return writes
+        tensors = {name: getattr(self, name) for name in _TENSORS}
+        return {name: x._version for name, x in tensors.items() if x is not None and not x.is_inference()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
@@ -134,14 +131,12 @@ class Layout(Handled):
         """
         if self.first is None:
             return self
-        made: Layout | None = self._kept.get("once")
-        if made is None:
+        if "once" not in self._kept:
             made = self.restrict(self.first == torch.arange(self.n_records))
             source = made.source()
             of_first = source.index_select(0, self.order.index_select(0, self.first))
-            source = source.index_copy(0, self.order, of_first)
-            made = self._kept["once"] = replace(made, _source=source)
-        return made
+            self._kept["once"] = replace(made, _source=source.index_copy(0, self.order, of_first))
+        return self._kept["once"]  # type: ignore[no-any-return]
 
     @threads.using()
     def restrict(self, keep: Tensor) -> Layout:
