@@ -27,7 +27,7 @@ SHARE = 0.01  # largest share of the run's time for recording
 
 
 class Recorder:
-    """Writes into `folder` the records of the first update and of each that is `every` or more after the last one.
+    """Writes into `folder` a training's first update, and each that is `every` or more after the last one written.
 
     An update is skipped if writing it, at the cost of the previous one, would bring recording above 1 % of the time
     since the run began.  A file that cannot be written gives a warning and ends the recording, not the run.
@@ -53,7 +53,7 @@ class Recorder:
         update   its number in the run
         texts    function from records [k], in whole rows of the batch, to their observations and actions
         """
-        due = self._next is not None and update >= self._next
+        due = self._next is not None and not self._next - self.every <= update < self._next
         fits = self._spent + self._last <= SHARE * (self.clock() - self._began)
         self._expected = (update, texts) if due and fits else None
 

@@ -124,9 +124,9 @@ def write_advantages(
         else:
             episode = config.episode_weight * over_trajectories(data.batch[IDS], rows.score, config)
         total = (episode + config.step_weight * result.step_advantage.double()).float()
-        once = rows.first == torch.arange(len(total))
-        counted = total if settings.bisim_duplicates == "count" else total[once]
-        metrics["bipace/mean_advantage"] = float(counted.double().mean())
+        counted = (rows.first == torch.arange(len(total))) | (settings.bisim_duplicates == "count")
+        counted &= ~rows.score.isnan()  # not set aside
+        metrics["bipace/mean_advantage"] = float(total[counted].double().sum()) / max(1, int(counted.sum()))
     if recorder is not None:
         rewards = torch.from_numpy(data.non_tensor_batch["rewards"].astype(np.float64))[rows.first]
         recorded = {**records, "rewards": rewards, "trained_rewards": records["rewards"]}

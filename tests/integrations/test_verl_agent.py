@@ -372,18 +372,18 @@ def test_pace_alone_keeps_verl_agent_s_own_groups(ready):
         assert write_advantages(batch, settings)["bipace/cluster_count"] > 1
 
 
-def test_rows_that_are_not_finite_are_set_aside_or_stop_the_run(ready):
+def test_rows_that_are_not_finite_are_set_aside_or_stop_the_run(ready, tokenizer):
     batch = ready(5, ON)
-    bad = batch.batch[IDS][3, 1]
     batch.batch["token_level_rewards"][3, 0] = torch.nan
-    spoilt = batch.batch[IDS][:, 1] == bad
+    spoilt = batch.batch[IDS][:, 1] == batch.batch[IDS][3, 1]
     before = {k: v.clone() for k, v in batch.batch.items()}
     refused("finite", write_advantages, batch, replace(ON, bisim_on_invalid="raise"))
     assert set(batch.batch.keys()) == set(before), "a failure leaves nothing behind"
-    metrics = write_advantages(batch, ON)
+    metrics = write_advantages(batch, replace(ON, cacb_enabled=True), tokenizer)
     assert torch.equal(batch.batch["advantages"].any(1), ~spoilt & batch.batch["advantages"].any(1))
     assert metrics["bipace/invalid_row_fraction"] == pytest.approx(spoilt.double().mean().item())
-    assert torch.isfinite(batch.batch["advantages"]).all()
+    each = batch.batch["advantages"].sum(1) / batch.batch["response_mask"].sum(1)
+    assert metrics["bipace/mean_advantage"] == pytest.approx(each[~spoilt].mean().item(), abs=1e-6)
 
 
 def test_hidden_states_that_are_missing_or_of_another_batch(ready):
