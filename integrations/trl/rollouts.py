@@ -173,7 +173,7 @@ class Reported:
             if logs[row] is None:
                 misfits[row] = f"{name} of row {row} is missing"
         self.misfits = misfits | self.misfits
-        return [None if row in misfits else [[one] for one in entries] for row, entries in enumerate(rows)]
+        return [None if row in misfits else [[one] for one in entries] or [[]] for row, entries in enumerate(rows)]
 
     def calls(self) -> list[str] | None:
         """[n] the tool calls of each turn as one text, empty where it made none; None where there are no tools."""

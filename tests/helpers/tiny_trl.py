@@ -45,8 +45,8 @@ def reward(completions: list[Any], **_: Any) -> list[float]:
     return [float(len(str(c)) % 5) for c in completions]
 
 
-def rollout(prompts: list[Any], trainer: Any, *, extras: Any = ("step_rewards",)) -> dict[str, list[Any]]:
-    """One to three turns of one to four tokens, three bytes of observation between them; few distinct actions."""
+def rollout(prompts: list[Any], trainer: Any, *, extras: Any = ("step_rewards",), failed: int = 0) -> dict[str, Any]:
+    """One to three turns of one to four tokens, three bytes between them, few actions; no turn in `failed` rows."""
     rng = random.Random(f"{trainer.state.global_step} {trainer.accelerator.process_index}")
     out: dict[str, list[Any]] = {k: [] for k in ("prompt_ids", "completion_ids", "logprobs", "env_mask", *extras)}
     for prompt in prompts:
@@ -64,6 +64,8 @@ def rollout(prompts: list[Any], trainer: Any, *, extras: Any = ("step_rewards",)
         }  # fmt: skip
         for name in out:
             out[name].append(own[name])
+    for row in range(failed):
+        out["env_mask"][row], out["step_rewards"][row] = [0] * len(out["env_mask"][row]), []
     return out
 
 
@@ -122,7 +124,7 @@ def by_hand(
             starts = [t for t, m in enumerate(mask) if m and (t == 0 or not mask[t - 1])] or [0]
             scores, extra, before = batch["rewards"][first + b], batch["inputs"][b], 0
             total = float("nan") if bool(scores.isnan().all()) else float(scores.nansum())
-            given = extra.get("step_rewards", [0.0] * (len(starts) - 1) + [total])
+            given = extra.get("step_rewards") or [0.0] * (len(starts) - 1) + [total]
             beyond = total - sum(given) if config.estimator == "gae" and total == total else 0.0
             for i, t in enumerate(starts):
                 end = next((u for u in range(t, len(mask)) if not mask[u]), len(mask))
