@@ -67,18 +67,21 @@ def signs(dim: int, folded: int) -> torch.Tensor:
 
 
 def key_weights(dim: int, device: torch.device | None = None) -> torch.Tensor:
-    """[dim] int32 odd numbers of state_keys()."""
-    return (torch.arange(1, dim + 1, device=device) * 0x1E3779B97F4A7C15 >> 24).to(torch.int32) | 1
+    """[2, dim] int32 numbers a (odd) and b of state_keys()."""
+    e = torch.arange(1, dim + 1, device=device)
+    a, c = e * 0x1E3779B97F4A7C15 >> 24 | 1, e * 0x5851F42D4C957F2D
+    return torch.stack([a, (c ^ c >> 29) * 0x2545F4914F6CDD1D >> 32]).to(torch.int32)
 
 
 def state_keys(fingerprint: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """[M] int64, equal for rows of equal numbers (−0 is 0): Σ bits · odd number, modulo 2^31."""
-    weight = key_weights(fingerprint.shape[1], fingerprint.device)
+    """[M] int64, equal for rows of equal numbers (−0 is 0): Σ bits · a, whose low 31 bits do not tell signs apart, and
+    above them Σ bits · b, which does."""
+    a, b = key_weights(fingerprint.shape[1], fingerprint.device).to(torch.int64)
     key = torch.empty(order.shape[0], dtype=torch.int64, device=fingerprint.device)
     for first in range(0, order.shape[0], 256):
         rows = fingerprint.index_select(0, order[first : first + 256]).add_(0.0)
-        bits = rows.view(torch.int32) if rows.dtype == torch.float32 else rows.view(torch.int16).to(torch.int32)
-        key[first : first + 256] = bits.mul_(weight).sum(dim=1, dtype=torch.int32) & 0x7FFFFFFF
+        bits = rows.view(torch.int32 if rows.itemsize == 4 else torch.int16).to(torch.int64)
+        key[first : first + 256] = (bits * a + (bits * b << 32 - 8 * rows.itemsize & -1 << 31)).sum(dim=1)
     return key
 
 

@@ -18,7 +18,7 @@ def choose_landmarks(keys: Tensor, time: Tensor, inside: Tensor | None) -> Tenso
     A key is a sum of integers, so the choice depends on the rows' content and not on their order, and is as good as
     random.  Of two rows whose keys collide only one can be chosen.  Nothing synchronizes with a GPU.
     """
-    key = keys * 0x2545F4914F6CDD1D + time * 0x5851F42D4C957F2D
+    key = (keys & 0x7FFFFFFF) * 0x2545F4914F6CDD1D + time * 0x5851F42D4C957F2D ^ (keys >> 31 & 0xFFFFFFFF)
     if inside is not None:
         key = torch.where(inside, key, _LAST)
     ascending, record = key.sort(stable=True)

@@ -172,9 +172,7 @@ int64_t append_tokens(const TokenTable& table, int64_t longest, const int64_t* i
     more = 0;
     for (int64_t i = 0; i < count; ++i) more += offsets[ids[i] + 1] - offsets[ids[i]];
   }
-  if (static_cast<int64_t>(text.size()) < size + more + kQuickBytes) {
-    text.resize(2 * size + more + kQuickBytes);
-  }
+  if (static_cast<int64_t>(text.size()) < size + more + kQuickBytes) text.resize(2 * size + more + kQuickBytes);
   // The quick copy always reads kQuickBytes: only used if the table extends that far.
   const int64_t quick_end = offsets[table.size] - kQuickBytes;
   uint8_t* out = text.data() + size;

@@ -151,9 +151,7 @@ struct Work {
     }
     for (size_t j = later.size() - 1; j > 0; --j) later[j - 1] += decay[j] * decay[j] * later[j];
     for (int64_t j = 1; j < block.size; ++j) {
-      if (trajectory[of[j]] == trajectory[of[j - 1]] && time[of[j]] == time[of[j - 1]]) {
-        later[j] = later[j - 1];
-      }
+      if (trajectory[of[j]] == trajectory[of[j - 1]] && time[of[j]] == time[of[j - 1]]) later[j] = later[j - 1];
     }
     for (int64_t i = 0; i < block.size; ++i) {
       double power = kernel.luck;

@@ -95,11 +95,11 @@ struct DotKernels {
 
   // Of len contiguous elements: target = factor * source, exact in float32 for a power of two; the largest bit pattern
   // without its sign (0 only for zeros, monotonic in |x|, NaN above infinity above the rest); 64 bits of the bits, and
-  // the sum of weight[e] * those of element e as an integer with a sign, modulo 2^32; both with -0.0 counted as 0.0.
+  // the part of a row's schema.state_keys, whose a and b these are; both with -0.0 counted as 0.0.
   void (*convert)(const void* source, DType dtype, int64_t len, float factor, float* target);
   uint32_t (*largest_bits)(const void* source, DType dtype, int64_t len);
   uint64_t (*hash)(const void* source, DType dtype, int64_t len);
-  uint32_t (*weighted)(const void* source, DType dtype, int64_t len, const int32_t* weight);
+  uint64_t (*weighted)(const void* source, DType dtype, int64_t len, const int32_t* a, const int32_t* b);
 };
 
 // The best set of this machine under the cap.

@@ -273,20 +273,20 @@ uint64_t hash(const void* source, DType dtype, int64_t len) {
 }
 
 template <typename T, typename Signed>
-uint32_t weighted_of(const T* source, int64_t len, const int32_t* weight) {
+uint64_t weighted_of(const T* source, int64_t len, const int32_t* a, const int32_t* b) {
   constexpr T kMask = static_cast<T>(~(T{1} << (sizeof(T) * 8 - 1)));
-  uint32_t sum = 0;
+  uint64_t sum = 0;
   for (int64_t e = 0; e < len; ++e) {
     const int32_t bits = source[e] & kMask ? static_cast<Signed>(source[e]) : 0;
-    sum += static_cast<uint32_t>(bits) * static_cast<uint32_t>(weight[e]);
+    const auto above = static_cast<uint64_t>(int64_t{bits} * b[e]) << (32 - 8 * sizeof(T));
+    sum += static_cast<uint64_t>(int64_t{bits} * a[e]) + (above >> 31 << 31);
   }
   return sum;
 }
 
-uint32_t weighted(const void* source, DType dtype, int64_t len, const int32_t* weight) {
-  if (dtype == DType::kFloat32)
-    return weighted_of<uint32_t, int32_t>(static_cast<const uint32_t*>(source), len, weight);
-  return weighted_of<uint16_t, int16_t>(static_cast<const uint16_t*>(source), len, weight);
+uint64_t weighted(const void* source, DType dtype, int64_t len, const int32_t* a, const int32_t* b) {
+  if (dtype == DType::kFloat32) return weighted_of<uint32_t, int32_t>(static_cast<const uint32_t*>(source), len, a, b);
+  return weighted_of<uint16_t, int16_t>(static_cast<const uint16_t*>(source), len, a, b);
 }
 
 void convert(const void* source, DType dtype, int64_t len, float factor, float* target) {

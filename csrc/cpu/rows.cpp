@@ -104,9 +104,7 @@ float scale_factor(DType dtype, uint32_t bits) {
 }
 
 bool equal_rows(const Rows& rows, int64_t a, int64_t b) {
-  if (rows.contiguous() && std::memcmp(rows.at(a, 0), rows.at(b, 0), rows.dim * rows.item_size()) == 0) {
-    return true;
-  }
+  if (rows.contiguous() && std::memcmp(rows.at(a, 0), rows.at(b, 0), rows.dim * rows.item_size()) == 0) return true;
   return rows.item_size() == 4 ? equal_strided<uint32_t>(rows, a, b) : equal_strided<uint16_t>(rows, a, b);
 }
 
@@ -118,12 +116,12 @@ uint64_t hash_row(const Rows& rows, const DotKernels& dot, int64_t row) {
 }
 
 int64_t key_of_row(const Rows& rows, const DotKernels& dot, int64_t row, const int32_t* weights) {
-  uint32_t sum = 0;
+  uint64_t sum = 0;
   pieces(rows, row, [&](const void* source, int64_t len) {
-    sum += dot.weighted(source, rows.dtype, len, weights);
+    sum += dot.weighted(source, rows.dtype, len, weights, weights + rows.dim);
     weights += len;
   });
-  return sum & 0x7FFFFFFFu;
+  return static_cast<int64_t>(sum);
 }
 
 }  // namespace bipace

@@ -53,7 +53,7 @@ bool equal_rows(const Rows& rows, int64_t a, int64_t b);
 
 uint64_t hash_row(const Rows& rows, const DotKernels& dot, int64_t row);
 
-// The sum of a row's bit patterns, as integers with a sign and -0.0 as 0, times weights [dim], modulo 2^31.
+// schema.state_keys of a row; weights [2, dim] of schema.key_weights.
 int64_t key_of_row(const Rows& rows, const DotKernels& dot, int64_t row, const int32_t* weights);
 
 }  // namespace bipace

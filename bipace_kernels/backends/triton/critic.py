@@ -323,19 +323,20 @@ def _unit_rows(
     i = tl.program_id(0).to(tl.int64)
     here = x + tl.load(order + i) * row_stride
     square = tl.zeros((COLUMNS,), tl.float64)  # neither overflows nor underflows
-    key = tl.zeros((COLUMNS,), tl.int32)
+    key = tl.zeros((COLUMNS,), tl.int64)
     for start in range(0, dim, COLUMNS):
         e = (start + tl.arange(0, COLUMNS)).to(tl.int64)
         value = tl.load(here + e * column_stride, mask=e < dim, other=0.0)
         square += value.to(tl.float64) * value.to(tl.float64)
         if keys is not None:
-            bits = value.to(tl.int32 if value.dtype == tl.float32 else tl.int16, bitcast=True).to(tl.int32)
-            weight = (((e + 1) * 0x1E3779B97F4A7C15) >> 24).to(tl.int32) | 1
-            key += tl.where(value.to(tl.float64) == 0.0, 0, bits * weight)
+            bits = value.to(tl.int32 if value.dtype == tl.float32 else tl.int16, bitcast=True).to(tl.int64)
+            a, c = (((e + 1) * 0x1E3779B97F4A7C15) >> 24).to(tl.int32) | 1, (e + 1) * 0x5851F42D4C957F2D
+            b = bits * (((c ^ (c >> 29)) * 0x2545F4914F6CDD1D) >> 32) << (0 if value.dtype == tl.float32 else 16)
+            key += tl.where(value.to(tl.float64) == 0.0, 0, bits * a + ((b >> 31) << 31))
     length = tl.sqrt(tl.sum(square, axis=0))
     fits = (length > 0.0) & (length < float("inf"))
     if keys is not None:
-        tl.store(keys + i, tl.sum(key.to(tl.int64), axis=0) & 0x7FFFFFFF)  # Triton 3.6 interprets no sums that wrap
+        tl.store(keys + i, tl.sum(key, axis=0))
     if usable is not None:
         fits = fits & (tl.load(usable + i) != 0)
     if taken is not None:
