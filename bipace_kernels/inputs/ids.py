@@ -226,7 +226,7 @@ def _as_array(values: Any) -> np.ndarray[Any, Any] | None:
         return values
     if hasattr(values, "__array__") and not isinstance(values, (list, tuple, np.generic)):
         array = np.asarray(values)
-        if array.dtype.kind == "f" and "int" in str(getattr(values, "type", "")):
+        if array.dtype.kind == "f" and hasattr(values, "to_pylist") and "int" in str(values.type):
             return np.fromiter(values.to_pylist(), np.object_, len(array))  # floats of pyarrow's integers beside nulls
         return array
     return None

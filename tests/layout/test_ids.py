@@ -7,6 +7,7 @@ from collections import namedtuple
 from decimal import Decimal
 from enum import Enum, IntEnum
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -244,12 +245,11 @@ def test_arrays_without_an_axis_or_meaningful_bytes_and_a_column_like_pandas():
         refused("observation must be a dense tensor", number_objects, values, error=TypeError)
     for value in (np.array(3), torch.tensor(3), np.array("a")):
         refused("observation must have a first axis", number_objects, value)
-
-    class Column:
-        def __array__(self, dtype=None, copy=None):
-            return np.array(["b", "a", "b"], dtype=object)
-
-    assert codes(Column()) == [0, 1, 0] and ids_to_int(Column(), "group")[0].tolist() == [0, 1, 0]
+    column = SimpleNamespace(type="int64", __array__=lambda dtype=None, copy=None: values)
+    values = np.array([2.0, 1.0, 2.0])  # as of a table that has a column of the name "type"
+    assert codes(column) == [0, 1, 0]
+    values = np.array(["b", "a", "b"], dtype=object)
+    assert codes(column) == [0, 1, 0] and ids_to_int(column, "group")[0].tolist() == [0, 1, 0]
 
 
 def test_integers_beside_nulls_stay_integers():
