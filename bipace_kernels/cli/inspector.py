@@ -225,7 +225,7 @@ def _add(
         advantages[TRAINED] = np.array(records.trained_advantage, np.float64)[order]
         trained = np.array(records.trained_cluster)[order]
         if records.merged:  # each file numbers its own
-            trained = np.where(trained < 0, -1, trained + np.array(records.file)[order] * (trained.max() + 1))
+            trained = np.where(trained < 0, -1, trained + np.array(records.file)[order] * (trained.max(initial=-1) + 1))
         columns["cluster"][TRAINED] += _renumbered(trained, columns["cluster"][TRAINED])
     scaled = {key: x / (math.sqrt(float(x @ x) / max(len(x), 1)) or 1.0) for key, x in advantages.items()}
     for key, values in advantages.items():
