@@ -296,6 +296,9 @@ class States:
         if not path.exists():
             if path.parent.exists() and (self.memory is not None or isinstance(self.settings.epsilon, str)):
                 self._warn("no file", f"{path} does not exist: what a run keeps of its states (ε, memory) begins anew.")
+                self.radius = Radius(self.settings, self.where)  # of a training that went before in this process
+                if self.memory is not None:
+                    self.memory.restore(None)
             return
         with _naming(path):
             self.load_state_dict(json.loads(path.read_text()))
@@ -313,6 +316,7 @@ class States:
             why = f"holds states and returns of {kind}, but this run has {wanted}" if saved else "does not exist"
             text = f"{self.where}share=memory begins with an empty memory: {file} {why}."
             warnings.warn(text, RuntimeWarning, stacklevel=2)
+            self.memory.restore(None)
 
     def _in_memory(self) -> dict[str, Any]:
         """What states and returns in a memory must have in common with this run's."""

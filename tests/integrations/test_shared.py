@@ -357,16 +357,16 @@ def test_a_memory_of_other_states(tmp_path):
             other.load(file)
         assert len(other.memory) == 0
     States(Settings.of({"method": "gae"})).load(file)  # without a memory
-    later, lost = states_of(), states_of()
+    later = states_of()
     later.load(file)
     with pytest.raises(ValueError, match=r"D = 4 like the batches in memory, got 6; begin .*_memory\.pt"):
         later.advantage(RECORDS, list, hidden=torch.randn(3, 6))
     (tmp_path / "bipace_memory.pt").unlink()
-    with pytest.warns(RuntimeWarning, match=r"begins with an empty memory: .*bipace_memory\.pt does not exist"):
-        lost.load(file)
-    file.unlink()
-    with pytest.warns(RuntimeWarning, match=r"bipace\.json does not exist: .* begins anew"):
-        lost.load(file)
+    for states, missing in ((one, r"an empty memory: .*bipace_memory\.pt"), (later, r".*bipace\.json")):
+        with pytest.warns(RuntimeWarning, match=rf"{missing} does not exist"):
+            states.load(file)
+        assert len(states.memory) == 0  # which held records of a training in this process
+        file.unlink(missing_ok=True)
 
 
 def test_a_damaged_checkpoint_is_refused_by_its_name(tmp_path):
