@@ -55,7 +55,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
         self._bipace.require_hidden(self._bipace_why)
         if self._bipace.may_be_hidden and not self._bipace_why and is_noisy(self.model, self.args):
             warnings.warn(
-                "hidden states are from swift's forward in training mode, with the noise of the model's dropout, router "
+                "hidden states are from swift's forward in training mode with the noise of the model's dropout, router "
                 "or NEFTune: set lora_dropout, router_jitter_noise, neftune_noise_alpha to 0, or embedder to ngram.",
                 RuntimeWarning,
                 stacklevel=2,
