@@ -24,20 +24,20 @@ def run(page, title):
 
 
 class Rollouts:
-    """Two prompt groups of three trajectories: which room, which action; the last step has the reward."""
+    """Two prompt groups of three trajectories, without an action from `silent` on; the last step has the reward."""
 
-    def __init__(self, room="You: {}.", action="<action>{}</action>"):
+    def __init__(self, room="You: {}.", action="<action>{}</action>", silent=5):
         rng = np.random.default_rng(0)
         self.group, self.trajectory, self.step, self.reward, self.room, self.action = [], [], [], [], [], []
         for t in range(6):
-            length = int(rng.integers(2, 4))
+            length = int(rng.integers(2, 4)) if t < silent else 1
             for i in range(length):
                 self.group.append(t // 3)
                 self.trajectory.append(t)
                 self.step.append(i)
                 self.reward.append(float(rng.integers(1, 9)) if i + 1 == length else 0.0)
-                self.room.append(room.format(ROOMS[rng.integers(3)]))
-                self.action.append(action.format(ACTIONS[rng.integers(3)]))
+                self.room.append(room.format(ROOMS[rng.integers(3)]) if t < silent else "?")
+                self.action.append(action.format(ACTIONS[rng.integers(3)]) if t < silent else "")
         self.prompts = [TOKENIZER.encode(room) for room in self.room]
         self.responses = [TOKENIZER.encode(action) for action in self.action]
         self.last = [i + 1 == len(self.step) or self.step[i + 1] == 0 for i in range(len(self.step))]

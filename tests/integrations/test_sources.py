@@ -83,7 +83,7 @@ def test_openrlhf(source):
 
 def test_skyrl(source):
     source("skyrl.train.trainer")
-    rollouts, config = recipes.Rollouts(), source("skyrl.train.config").SkyRLTrainConfig()
+    rollouts, config = recipes.Rollouts(silent=6), source("skyrl.train.config").SkyRLTrainConfig()
     trainer = object.__new__(recipes.run(PAGE, "SkyRL")["BiPACETrainer"])
     trainer.cfg, trainer.tokenizer, trainer.all_metrics = config, TOKENIZER, {}
     trainer.dispatch = SimpleNamespace(get_lcm_dp_size=lambda: 5)  # rows of padding
@@ -106,6 +106,7 @@ def test_skyrl(source):
 def test_areal(source, texts):
     source("areal.trainer.ppo.actor")
     rollouts, config = recipes.Rollouts(*texts), source("areal.api.cli_args").PPOActorConfig()
+    vars(config).update(overlong_reward_penalty=True, overlong_tokens=8, overlong_penalty_factor=8.0, max_new_tokens=8)
     actor = recipes.run(PAGE, "AReaL")["BiPACEActor"](config, None)
     groups = []
     for part in (slice(3), slice(3, 6)):
@@ -117,6 +118,7 @@ def test_areal(source, texts):
     for t, prompt, response in zip(rollouts.trajectory, rollouts.prompts, rollouts.responses, strict=True):
         states.append(TOKENIZER.decode(seen.get(t, []) + prompt))
         seen[t] = seen.get(t, []) + prompt + response
+        rollouts.reward[rollouts.trajectory.index(t) + len(rollouts.rows[t]) - 1] -= len(response)
     keys = bk.action_keys(rollouts.responses, mode="first_n")[0]
     done = [row for group in actor.compute_advantages(groups) for row in group["advantages"].tolist()]
     check_tokens(rollouts, [[0.0, *row[:-1]] for row in done], rollouts.advantage(states, keys))
