@@ -6,6 +6,7 @@ imported at first use.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import ops as ops  # torch.ops.bipace
@@ -43,6 +44,12 @@ __all__ = [
     "discounted_returns", "distributed", "embedders", "hidden", "kernel_value_r2", "layout", "ngram_fingerprint",
     "to_tokens", "token_bytes", "trajectory_ids",
 ]  # fmt: skip
+
+
+# Modules that moved: pickles of earlier versions name them.
+_MOVED = {"embedders": embedders.__name__, "layout": Layout.__module__, "value_memory": ValueMemory.__module__}
+for _old, _new in _MOVED.items():
+    sys.modules[f"{__name__}.{_old}"] = sys.modules[_new]
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..support.lazy import lazy
 from .schema import LIMIT
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -51,19 +50,23 @@ class Records:
     state: Tensor | None = None
     _trajectory_of_record: Tensor | None = field(default=None, repr=False)  # None on the CPU: made on demand
 
-    @lazy
+    @property
     def trajectory_of_record(self) -> Tensor:
         """[M] int64 number of each record's trajectory."""
-        moved = self._trajectory_of_record
-        return runs(self.trajectory_offsets) if moved is None else moved
+        if "_runs" not in self.__dict__:  # until Python 3.12 cached_property has a lock, which a fork may leave held
+            moved = self._trajectory_of_record
+            self.__dict__["_runs"] = runs(self.trajectory_offsets) if moved is None else moved
+        return self.__dict__["_runs"]  # type: ignore[no-any-return]
 
-    @lazy
+    @property
     def time(self) -> Tensor:
         """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
         if self.step is not None:
             return self.step
-        begins = self.trajectory_offsets[:-1][self.trajectory_of_record]
-        return torch.arange(self.n_records, device=begins.device) - begins
+        if "_time" not in self.__dict__:
+            begins = self.trajectory_offsets[:-1][self.trajectory_of_record]
+            self.__dict__["_time"] = torch.arange(self.n_records, device=begins.device) - begins
+        return self.__dict__["_time"]  # type: ignore[no-any-return]
 
 
 def runs(offsets: Tensor) -> Tensor:

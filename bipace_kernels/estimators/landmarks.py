@@ -20,7 +20,7 @@ def choose_landmarks(keys: Tensor, time: Tensor, inside: Tensor | None) -> Tenso
     key = (low := (keys & 0x7FFFFFFF) * 0x2545F4914F6CDD1D + time * 0x5851F42D4C957F2D) ^ (keys >> 31 & 0xFFFFFFFF)
     key = key if inside is None else torch.where(inside, key, _LAST)
     ascending, record = key.sort(stable=True)
-    new, low = ascending != _LAST, low[record]
+    new, low = ascending != _LAST, low.index_select(0, record)
     new[1:].logical_and_(ascending[1:] != ascending[:-1])  # of equal ones the first
     # Low bits of codes of signs tell only their steps: without this all landmarks would be of one or two steps.
     ascending[1:] = torch.where(low[1:] == low[:-1], ascending[1:] * 0x2545F4914F6CDD1D, ascending[1:])

@@ -66,8 +66,11 @@ class Layout(Handled):
 
     def _writes(self) -> dict[str, int]:
         """How often each tensor was written to through torch, as far as torch counts that."""
-        tensors = {name: getattr(self, name) for name in _TENSORS}
-        return {name: x._version for name, x in tensors.items() if x is not None and not x.is_inference()}
+        writes = {}
+        for name in _TENSORS:
+            if (x := getattr(self, name)) is not None and not x.is_inference():
+                writes[name] = x._version
+        return writes
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}

@@ -68,7 +68,7 @@ ALLOWED = {
     "reference": SHARED,
     "cpu": SHARED | {"backends.native_loader"},
     "triton": SHARED | {"backends.triton_loader"},
-    "cuda": SHARED | {"backends.cuda_loader", "backends.triton", "support.files"},
+    "cuda": SHARED | {"backends.cuda_loader", "backends.triton", "support.files", "support.lazy"},
 }
 OPTIONAL = {"typer", "rich", "pyarrow", "matplotlib", "jinja2", "sklearn", "threadpoolctl"}
 OPTIONAL |= {"transformers", "sentence_transformers"}
