@@ -89,6 +89,7 @@ def _version(name: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    file = Path("/proc/cpuinfo")  # absent in some containers
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())  # ARM's kernels name none
