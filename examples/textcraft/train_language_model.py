@@ -27,9 +27,9 @@ app = typer.Typer(
 HERE = Path(__file__).resolve().parent / "language_model"
 METHODS, SEEDS = ("gae", "step-means", "grpo"), range(2)
 TEMPERATURES = (1.0, 0.3, 0.0)
-TRAIN, TEST, EVERY = 400, 100, 20  # tasks to train and to measure on, updates between two measurements
+TRAIN, TEST, EVERY = 400, 100, 12  # tasks to train and to measure on, updates between two measurements
 DEFAULTS = Settings(
-    horizon=8, command_tokens=24, updates=60, batch=32, group=4, micro_batch=4, learning_rate=2e-5, check_every=0,
+    horizon=8, command_tokens=24, updates=24, batch=32, group=4, micro_batch=4, learning_rate=2e-5, check_every=0,
     upper=10, half=1,
 )  # fmt: skip
 console = Console(stderr=True)
@@ -136,6 +136,7 @@ def start(out: Start = START, work: Annotated[Path, typer.Option(help="of the le
 def run(
     method: Annotated[str, typer.Option(help="gae, step-means or grpo")], seed: int = 0, out: Out = HERE,
     model: Start = START, change: Set = [],  # noqa: B006
+    measured: Annotated[bool, typer.Option(help="play the test tasks; not in a trial")] = True,
 ) -> None:  # fmt: skip
     """One run; a finished one is skipped, an unfinished one resumes from its last checkpoint."""
     import trainer
@@ -154,7 +155,7 @@ def run(
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
 
     def look(update: int, policy: Any) -> None:
-        if update % EVERY == 0 or update == wanted.settings.updates:
+        if measured and (update % EVERY == 0 or update == wanted.settings.updates):
             rows = trainer.evaluate(policy, tokenizer, here, wanted.settings, {"test": here.test}, TEMPERATURES, 1)
             points[str(update)] = rows
             campaign.write_whole(curve, json.dumps(points))
