@@ -5,6 +5,7 @@ before the runs: setup.md.
 
 python examples/textcraft/train_language_model.py start    # lessons by the planner, then its success
 python examples/textcraft/train_language_model.py final    # all runs; resumes after interruptions, then the report
+python examples/textcraft/train_language_model.py report   # of the runs that are finished
 """
 
 from __future__ import annotations
@@ -179,6 +180,46 @@ def final(
     if failed := campaign.work_through(runs, program, ["--model", str(model)], processes, say):
         console.print(f"these runs failed, their logs say why: {', '.join(str(run.work) + '.log' for run in failed)}")
         raise typer.Exit(1)
+    report(out)
+
+
+@app.command()
+def report(out: Out = HERE) -> None:
+    """results.md and curves.png of the finished runs."""
+    from comparison_report import COLOURS, LABELS
+    from matplotlib.ticker import PercentFormatter
+
+    from bipace_kernels.support import png
+
+    paths = [out / f"{method}-g{DEFAULTS.group}-seed{seed}.json" for method in METHODS for seed in SEEDS]
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    before = json.loads((HERE / "start.json").read_text(encoding="utf-8"))["measured"]
+    updates = [0, *range(EVERY, DEFAULTS.updates + 1, EVERY)]
+    page = [f"# {len(runs)} of {len(paths)} runs", "", "Percent of the test tasks that are solved, and nats a token."]
+    figure, panels = png.figure(12.0, 3.8, 1, len(TEMPERATURES))
+    for axis, temperature in zip(panels[0], TEMPERATURES, strict=True):
+        heads = " | ".join(f"after {update} updates" if update else "before" for update in updates)
+        page += ["", f"| temperature {temperature:g} | seed | {heads} |", "| --- | ---: |" + " ---: |" * len(updates)]
+        for found in runs:
+            points = [before, *(found["curve"][str(update)] for update in updates[1:])]
+            rows = [next(row for row in point if row["temperature"] == temperature) for point in points]
+            solved, nats = ([sum(row[name]) / len(row[name]) for row in rows] for name in ("success", "entropy"))
+            cells = " | ".join(
+                f"{100 * share:.1f} ({entropy:.2f})" for share, entropy in zip(solved, nats, strict=True)
+            )
+            page.append(f"| {LABELS[found['method']]} | {found['seed']} | {cells} |")
+            label = LABELS[found["method"]] if found["seed"] == SEEDS[0] else None
+            axis.plot(updates, solved, marker="o", markersize=4, color=COLOURS[found["method"]], label=label)
+        axis.set_title(f"temperature {temperature:g}", fontsize=10, loc="left")
+        axis.set_xticks(updates)
+        axis.set_xlabel("updates")
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panels[0][0].set_ylabel("test tasks solved")
+    if runs:
+        panels[0][-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9, frameon=False)
+    png.set_title(figure, "A pretrained language model in training (a line is a seed; shared start)")
+    png.save(figure, out / "curves.png")
+    campaign.write_whole(out / "results.md", "\n".join(page) + "\n")
 
 
 if __name__ == "__main__":
