@@ -226,8 +226,10 @@ def _as_array(values: Any) -> np.ndarray[Any, Any] | None:
         return values
     if hasattr(values, "__array__") and not isinstance(values, (list, tuple, np.generic)):
         array = np.asarray(values)
-        if array.dtype.kind == "f" and hasattr(values, "to_pylist") and "int" in str(values.type):
-            return np.fromiter(values.to_pylist(), np.object_, len(array))  # floats of pyarrow's integers beside nulls
+        items = getattr(values, "to_pylist", getattr(values, "to_list", None))  # of pyarrow, pandas and polars
+        kind = str(getattr(values, "type", getattr(values, "dtype", ""))).lower()
+        if items and array.dtype.kind == "f" and "int" in kind:
+            return np.fromiter(items(), np.object_, len(array))  # integers beside nulls were made floats
         return array
     return None
 

@@ -254,6 +254,10 @@ def test_arrays_without_an_axis_or_meaningful_bytes_and_a_column_like_pandas():
 
 def test_integers_beside_nulls_stay_integers():
     column = pytest.importorskip("pyarrow").array([2**53, 2**53 + 1, None, 2**53])
+    as_floats = column.to_numpy(zero_copy_only=False)
+    for dtype in ("Int64", "int64[pyarrow]"):  # a column of polars and pandas
+        series = SimpleNamespace(dtype=dtype, __array__=lambda *a, **k: as_floats, to_list=column.to_pylist)
+        assert codes(series) == [0, 1, 2, 0]
     assert codes(column) == [0, 1, 2, 0]
     assert ids_to_int(column.fill_null(-1), "group")[0].tolist() == [2**53, 2**53 + 1, -1, 2**53]
     refused(r"group\[2\] must be an id, got None", ids_to_int, column, "group")
