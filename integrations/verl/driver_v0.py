@@ -20,7 +20,7 @@ from .estimator import EXTRA, HIDDEN, NAME
 ROW = "bipace_row"  # number of a row before _balance_batch moves it, unique over the batches of a process
 PADDING = re.compile("pad[0-9a-f]{32}")  # uid of rows that verl adds; other ids may begin so too
 _next_number = itertools.count().__next__
-_trainer: Any = None  # of this process, for compute_advantage(), which is a function
+_trainer: Any = None  # that trains in this process, for compute_advantage(), which is a function
 
 
 class Trainer(estimator.TrainerMixin):
@@ -31,11 +31,18 @@ class Trainer(estimator.TrainerMixin):
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        global _trainer
         super().__init__(config, *args, **kwargs)
         self.bipace_hidden: dict[int, torch.Tensor] = {}
         self.bipace_masks: dict[int, torch.Tensor] = {}
+        self._take_over()
+
+    def _take_over(self) -> None:
+        global _trainer
         _trainer = self if self.bipace is not None else None
+
+    def _load_checkpoint(self) -> Any:  # with which fit() begins; another trainer may have been made since __init__
+        self._take_over()
+        return super()._load_checkpoint()
 
     def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         numbers_of(batch)

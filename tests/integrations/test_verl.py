@@ -527,6 +527,14 @@ def trainer(tmp_path, request):
     return make
 
 
+def test_of_two_trainers_in_a_process_the_one_that_trains_has_its_own_settings(trainer, monkeypatch):
+    monkeypatch.setattr(driver_v0, "_trainer", None)
+    first, second = trainer(method="gae"), trainer(method="gigpo")
+    for each in (first, second, first):
+        each._load_checkpoint()
+        assert driver_v0._trainer is (each if isinstance(each, driver_v0.Trainer) else None)
+
+
 def test_verl_s_own_checkpoints_carry_the_batches_before(trainer, advantages, tmp_path):
     """A run that resumes has the bits of the one that went on."""
     torch.manual_seed(0)
