@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 import bipace_kernels as bk
 
 from ...hidden.positions import Positions
+from ...support.warnings import warn_once
 from .._accelerate import KeepsStates
 from .._states import States, is_noisy, no_hidden_states
 from .._versions import check_version
@@ -122,8 +123,16 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             self._bipace_watched.begins, self._bipace_watched.tool_mask = True, generated[2]
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
             self._bipace_watched.starts = extras.get("turn_starts")
-            self._bipace_watched.loop.fields = set(extras)
-            self._bipace_watched.loop.begin_turn(getattr(self, "environments", None))
+            loop, environments = self._bipace_watched.loop, getattr(self, "environments", None)
+            loop.fields = set(extras)
+            if environments and not loop.logged and getattr(self, "rollout_func", None) is None:
+                name = type(self).__name__
+                warn_once(
+                    f"{name}._generate_single_turn",
+                    f"{name}._generate_single_turn() does not call BiPACEGRPOTrainer's, so what environments log has "
+                    "no turns and is not used: call super(), or make the method one of a class behind it in the bases.",
+                )
+            loop.begin_turn(environments)
         return generated
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:

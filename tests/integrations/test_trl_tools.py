@@ -510,6 +510,17 @@ class Wild(tt.BiPACEGRPOTrainer, Drawn):
     pass
 
 
+class Bypassing(Drawn, tt.BiPACEGRPOTrainer):
+    kinds = (NORTH, SOUTH, answer("done"))
+
+
+def test_generation_that_bypasses_the_adapter_is_named(tmp_path):
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("Go. ", "Walk. ")]})
+    trainer = make(tmp_path, Walk, Bypassing, max_steps=1, bipace_method="gae", train_dataset=data)
+    with pytest.warns(RuntimeWarning, match=r"Bypassing\._generate_single_turn\(\) does not call BiPACEGRPOTrainer's"):
+        trainer.train()
+
+
 @pytest.mark.slow
 def test_two_hundred_updates_with_a_hostile_environment(tmp_path, monkeypatch, records):
     """Finite losses, and every rollout is in its batch: with its turns, or set aside and counted."""
