@@ -107,7 +107,7 @@ def prepare(
         records = rows.records(states, tokenizer, rows.scores, trainer.state.global_step)
         records = {name: column.to(output["completion_ids"].device) for name, column in records.items()}
         why = no_hidden_states(trainer.model, states) if reads else ""
-        if reads and "pixel_values" in output:
+        if reads and "pixel_values" in names:
             why = why or "with images they come only from a forward of TRL's own (num_iterations=2)"
         states.require_hidden(why)
         if reads and states.settings.embedder == "auto" and states.settings.config().needs_truncated:
@@ -116,7 +116,7 @@ def prepare(
             raise ValueError(f"hidden must have one row per turn, {n}, got {len(hidden)}: of another batch?")
         return Prepared(rows, records, tokenizer, why, several)
 
-    return agreed(several, read, Reported.names, prepared)
+    return agreed(several, read, lambda mine: [*mine.names(), *({"pixel_values"} & output.keys())], prepared)
 
 
 def early_exit(trainer: Any, output: dict[str, Any], turns: Turns, layer: int | str) -> Tensor:

@@ -126,12 +126,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             loop, environments = self._bipace_watched.loop, getattr(self, "environments", None)
             loop.fields = set(extras)
             if environments and not loop.logged and getattr(self, "rollout_func", None) is None:
-                name = type(self).__name__
-                warn_once(
-                    f"{name}._generate_single_turn",
-                    f"{name}._generate_single_turn() does not call BiPACEGRPOTrainer's, so what environments log has "
-                    "no turns and is not used: call super(), or make the method one of a class behind it in the bases.",
-                )
+                name = f"{type(self).__name__}._generate_single_turn"
+                does = "does not call BiPACEGRPOTrainer's, so what environments log has no turns and is not used"
+                warn_once(name, f"{name}() {does}: call super(), or put its class behind that one.")
             loop.begin_turn(environments)
         return generated
 

@@ -14,7 +14,8 @@ import tiny_trl as tt
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-from bipace_kernels.integrations.trl import rows
+from bipace_kernels.integrations.trl import rows, trainer as trainer_of_trl
+from bipace_kernels.integrations.trl.credit import prepare
 
 RANK = int(os.environ["RANK"])
 _init = AcceleratorState.__init__
@@ -32,7 +33,9 @@ AcceleratorState.__init__ = init
 
 
 def main(folder: Path, options: dict) -> dict:
-    bad_rank, without, resumed = (options.pop(name, None) for name in ("bad_rank", "without", "resume"))
+    bad_rank, without, resumed, images = (options.pop(x, None) for x in ("bad_rank", "without", "resume", "images"))
+    if images == RANK:  # as a model for images has them in its batch
+        trainer_of_trl.prepare = lambda a, b, output, *c, **d: prepare(a, b, {**output, "pixel_values": 0}, *c, **d)
 
     def rollout(prompts, trainer):
         out = tt.rollout(prompts, trainer)
@@ -50,11 +53,8 @@ def main(folder: Path, options: dict) -> dict:
         batch["turns"] = len(turns)
     logged = [log for log in trainer.state.log_history if "loss" in log]
     sharded = {type(p).__name__ for p in trainer.model.parameters()}
-    states = trainer._bipace
-    return {
-        "batches": trainer.batches, "log": logged, "epsilon": states.epsilon, "parameters": sharded,
-        "memory": len(states.memory or ()),
-    }  # fmt: skip
+    kept = {"epsilon": trainer._bipace.epsilon, "memory": len(trainer._bipace.memory or ())}
+    return {"batches": trainer.batches, "log": logged, "parameters": sharded, **kept}
 
 
 if __name__ == "__main__":

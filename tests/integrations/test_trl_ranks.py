@@ -29,6 +29,7 @@ WAYS = {
     "resumed": {**TWO_BATCHES, **MEMORY, "resume": "memory/checkpoint-2"},
     "partly": {"per_device_train_batch_size": 6, "bipace_embedder": "ngram", "without": 1},
     "failing": {"per_device_train_batch_size": 6, "bad_rank": 1},
+    "images": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "images": 1},
 }
 
 
@@ -81,6 +82,11 @@ def test_batches_before_are_in_the_memory_of_the_first_process(ranks):
         assert torch.equal(again["output"]["advantages"], rank["memory"]["batches"][1]["output"]["advantages"])
 
 
+def test_images_of_one_process_leave_all_without_hidden_states(ranks):
+    """Those without would run a forward of their own, for which sharded parameters wait for the others."""
+    assert all(rank["images"]["log"][-1]["bipace/embedder/ngram"] == 1.0 for rank in ranks)
+
+
 def test_rewards_that_one_process_lacks_set_its_rows_aside_and_where_one_fails_all_do(ranks):
     """As rows without them in one process: a reward of its own kind would be compared with those of steps."""
     for first, second in zip(*(rank["partly"]["batches"] for rank in ranks), strict=True):
@@ -88,7 +94,6 @@ def test_rewards_that_one_process_lacks_set_its_rows_aside_and_where_one_fails_a
         turns = first["turns"] + second["turns"]
     for rank in ranks:
         assert rank["partly"]["log"][-1]["bipace/invalid_row_fraction"] == pytest.approx(second["turns"] / turns)
-    for rank in ranks:
         assert rank["failing"]["error"].startswith("rank 1: step_rewards must have one entry per turn of the model")
 
 

@@ -25,6 +25,7 @@ import bipace_kernels as bk
 NORTH, SOUTH = call("move", direction="north"), call("move", direction="south")
 WRONG, UNKNOWN = call("move", way="north"), call("fly")
 GO = [{"prompt": [{"role": "user", "content": "Go. "}]}]
+TWO = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("Go. ", "Walk. ")]})
 
 
 @pytest.fixture
@@ -452,8 +453,7 @@ def test_advantages_are_those_of_what_environments_log(tmp_path, monkeypatch, en
     """Answers at once, after calls, and rollouts that end with a call; only the environment says what was cut off."""
     monkeypatch.setattr(tt, "TOKENIZER", tokenizer())
     monkeypatch.setattr(tt, "TABLE", bk.token_bytes(tokenizer()))
-    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("Go. ", "Walk. ")]})
-    trainer = make(tmp_path, environment, cls=Logging, train_dataset=data, **options)
+    trainer = make(tmp_path, environment, cls=Logging, train_dataset=TWO, **options)
     rng = random.Random(0)
     trainer.scripts = [
         [rng.choice([NORTH, SOUTH]) for _ in range(turns - 1)] + [NORTH if turns == 4 else answer("done")]
@@ -515,8 +515,7 @@ class Bypassing(Drawn, tt.BiPACEGRPOTrainer):
 
 
 def test_generation_that_bypasses_the_adapter_is_named(tmp_path):
-    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("Go. ", "Walk. ")]})
-    trainer = make(tmp_path, Walk, Bypassing, max_steps=1, bipace_method="gae", train_dataset=data)
+    trainer = make(tmp_path, Walk, Bypassing, max_steps=1, bipace_method="gae", train_dataset=TWO)
     with pytest.warns(RuntimeWarning, match=r"Bypassing\._generate_single_turn\(\) does not call BiPACEGRPOTrainer's"):
         trainer.train()
 
@@ -526,9 +525,8 @@ def test_two_hundred_updates_with_a_hostile_environment(tmp_path, monkeypatch, r
     """Finite losses, and every rollout is in its batch: with its turns, or set aside and counted."""
     monkeypatch.setattr(tt, "make_model", partial(tt.make_model, num_hidden_layers=2, hidden_size=16))
     rewards = [lambda environments, **_: [None if e.place < -1 else float(e.place) for e in environments]]
-    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("Go. ", "Walk. ")]})
     options = {"max_steps": 200, "per_device_train_batch_size": 4, "num_generations": 2, "bipace_layer": -2}
-    options |= {"reward_funcs": rewards, "train_dataset": data, "bipace_method": "gae", "max_completion_length": 160}
+    options |= {"reward_funcs": rewards, "train_dataset": TWO, "bipace_method": "gae", "max_completion_length": 160}
     trainer = make(tmp_path, Hostile, Wild, **options)
     with pytest.warns(RuntimeWarning, match="such rows are set aside"):
         trainer.train()
