@@ -66,6 +66,7 @@ class AdvantageResult:
     def metrics(self) -> dict[str, float]:
         """Plain floats for a trainer's logger, keys "bipace/…"; docs/metrics.md defines each.
 
+        They are of the result's tensors as they are now: scale a copy of advantage, not it, if they are read later.
         Warns once per process where the partition looks degenerate: at least 90 % of groups with 8 or more records in
         one cluster (the paper's failure mode F1), or at least 95 % of rows alone.
         """
