@@ -128,7 +128,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             if environments and not loop.logged and getattr(self, "rollout_func", None) is None:
                 name = f"{type(self).__name__}._generate_single_turn"
                 does = "does not call BiPACEGRPOTrainer's, so what environments log has no turns and is not used"
-                warn_once(name, f"{name}() {does}: call super(), or put its class behind that one.")
+                warn_once(name, f"{name}() {does}: call super(), or name its class after it among the bases.")
             loop.begin_turn(environments)
         return generated
 
