@@ -177,8 +177,7 @@ def _number_array_rows(array: np.ndarray[Any, Any], name: str) -> Tensor:
 
 
 def _number_tensor_rows(values: Tensor, name: str) -> Tensor:
-    flat = tensor_bytes(values, name)
-    n = values.shape[0]
+    flat, n = tensor_bytes(values, name), values.shape[0]
     return _number_array_rows(flat.numpy().reshape(n, flat.numel() // n if n else 0), name).to(values.device)
 
 
@@ -226,10 +225,11 @@ def _as_array(values: Any) -> np.ndarray[Any, Any] | None:
         return values
     if hasattr(values, "__array__") and not isinstance(values, (list, tuple, np.generic)):
         array = np.asarray(values)
-        items = getattr(values, "to_pylist", getattr(values, "to_list", None))  # of pyarrow, pandas and polars
-        kind = str(getattr(values, "type", getattr(values, "dtype", ""))).lower()
-        if items and array.dtype.kind == "f" and "int" in kind:
-            return np.fromiter(items(), np.object_, len(array))  # integers beside nulls were made floats
+        of_type = getattr(values, "type", getattr(values, "dtype", ""))  # of pyarrow; of pandas and polars
+        of_type = getattr(getattr(of_type, "categories", None), "dtype", of_type)
+        items = [getattr(values, name) for name in ("to_pylist", "to_list", "tolist") if hasattr(values, name)]
+        if items and array.dtype.kind == "f" and "int" in str(of_type).lower():
+            return np.fromiter(items[0](), np.object_, len(array))  # integers beside nulls were made floats
         return array
     return None
 

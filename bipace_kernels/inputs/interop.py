@@ -38,6 +38,8 @@ def to_torch(value: Any, name: str) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(value)
     checks.check_unmasked(value, name)
+    if type(value).__module__ == "pyarrow.lib" and str(getattr(value, "type", "")).startswith("dictionary"):
+        return value.cast(value.type.value_type)  # NumPy would read a null as another value
     if not is_interop_array(value):
         return value
     try:
@@ -50,11 +52,7 @@ def to_torch(value: Any, name: str) -> Any:
 
 def all_to_torch(arguments: dict[str, Any]) -> dict[str, Any]:
     """to_torch() of arguments by name, at the start of every public function that takes rows."""
-    converted = dict(arguments)
-    for name, value in arguments.items():
-        if value is not None and (type(value) is not torch.Tensor or value.is_nested):
-            converted[name] = to_torch(value, name)
-    return converted
+    return {name: to_torch(value, name) for name, value in arguments.items()}
 
 
 def tensors(**arguments: Any) -> list[Any]:

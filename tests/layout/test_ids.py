@@ -62,8 +62,7 @@ def test_first_appearance_and_python_s_equality():
     assert codes([1, 1.0, True, "1", Decimal(1), 2, np.int64(2), np.float32(2)]) == [0, 0, 0, 1, 0, 2, 2, 2]
     assert codes([2**70, 2.0**70, -(2**70)]) == [0, 0, 1]
     assert codes([("a", 1), ("a", 1.0), frozenset({1}), frozenset({True})]) == [0, 0, 1, 1]
-    nan = float("nan")
-    assert codes([nan, nan, float("nan")]) == [0, 0, 1]  # dict's rule: the same object, or equal
+    assert codes([np.nan, np.nan, float("nan")]) == [0, 0, 1]  # dict's rule: the same object, or equal
     assert codes([0.0, -0.0]) == [0, 0] and codes(["a", Folded("A"), "A"]) == [0, 0, 1]
 
 
@@ -253,15 +252,16 @@ def test_arrays_without_an_axis_or_meaningful_bytes_and_a_column_like_pandas():
 
 
 def test_integers_beside_nulls_stay_integers():
-    column = pytest.importorskip("pyarrow").array([2**53, 2**53 + 1, None, 2**53])
-    as_floats = column.to_numpy(zero_copy_only=False)
-    for dtype in ("Int64", "int64[pyarrow]"):  # a column of polars and pandas
-        series = SimpleNamespace(dtype=dtype, __array__=lambda *a, **k: as_floats, to_list=column.to_pylist)
-        assert codes(series) == [0, 1, 2, 0]
-    assert codes(column) == [0, 1, 2, 0]
+    arrow = pytest.importorskip("pyarrow")
+    column, category = arrow.array([2**53, 2**53 + 1, None, 2**53]), SimpleNamespace(categories=np.arange(3))
+    as_floats, texts = column.to_numpy(zero_copy_only=False), arrow.array(["a", "b", None, "a"])
+    for dtype, items in (("Int64", "to_list"), ("Int64", "tolist"), (category, "tolist")):  # of polars and pandas
+        series = SimpleNamespace(dtype=dtype, __array__=lambda *a, **k: as_floats, **{items: column.to_pylist})
+        assert codes(series) == codes(column) == [0, 1, 2, 0]
     assert ids_to_int(column.fill_null(-1), "group")[0].tolist() == [2**53, 2**53 + 1, -1, 2**53]
-    refused(r"group\[2\] must be an id, got None", ids_to_int, column, "group")
-    assert bk.layout(column, [0, 1, 2, 0], valid=[True, True, False, True]).n_groups == 2
+    for ids in (column, *(arrow.chunked_array([values.dictionary_encode()]) for values in (column, texts))):
+        refused(r"group\[2\] must be an id, got None", bk.layout, ids, [0, 1, 2, 0])
+        assert bk.layout(ids, [0, 1, 2, 0], valid=[True, True, False, True]).n_groups == 2
 
 
 class Colour(IntEnum):
