@@ -86,7 +86,7 @@ def warm(out: Model = HERE / "warm_start", change: Set = [], threads: Threads = 
 
 COMPARISON = Comparison(
     Path(__file__).resolve(), ("gae", "value-head", "step-means", "grpo", "gigpo"), DEFAULTS, world,
-    HERE / "warm_start", HERE / "results", Path("out/babyai/weights"), seeds=range(8),
+    HERE / "warm_start", HERE / "results", Path("out/babyai/weights"), seeds=range(3),
 )  # fmt: skip
 commands(app, COMPARISON)
 

@@ -5,6 +5,7 @@ credit inspector, all texts of a group and a step.
 """
 
 import gzip
+import importlib
 import json
 import shutil
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from paths import ROOT
 
-sys.path[:0] = [str(ROOT), str(ROOT / "examples/textcraft")]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples/textcraft"), str(ROOT / "examples/babyai")]
 
 
 def bench(path: Path, committed: Path) -> None:
@@ -46,13 +47,12 @@ def curves(path: Path, committed: Path) -> None:
 
 
 def compared(path: Path, committed: Path) -> None:
-    """Of TextCraft's second campaign."""
+    """Of TextCraft's second campaign, and of BabyAI."""
     from comparison_report import write
-    from train_knowledge import COMPARISON
 
     folder = path.parent / "results"
     shutil.copytree(committed.parent, folder)
-    write(COMPARISON, folder)
+    write(importlib.import_module(f"train_{committed.parents[1].name}").COMPARISON, folder)
     shutil.move(folder / committed.name, path)
     shutil.rmtree(folder)
 
@@ -143,6 +143,7 @@ FIGURES: dict[str, Draw] = {
     "docs/images/inspector.png": inspector,
     "docs/images/speed.png": speed,
     "examples/alfworld/results/success.png": curves,
+    "examples/babyai/results/success.png": compared,
     "examples/textcraft/knowledge/results/success.png": compared,
     "examples/textcraft/results/success.png": curves,
     "examples/textcraft/results/others.png": curves,
