@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -146,8 +147,9 @@ class ValueMemory:
                     got = f"{x.dtype} {list(x.shape)}" if dense else f"{x.layout} on {x.device}"
                 raise _refused(f"{name} must be a tensor of {sum(groups)} records, got {got}")
         trajectories = _sizes("trajectories", state.get("trajectories", (1,) * sum(groups)))
-        if sum(trajectories) != sum(groups):
-            raise _refused(f"trajectories must hold the records of groups, {sum(groups)}, got {sum(trajectories)}")
+        ends = {0, *accumulate(trajectories)}
+        if sum(trajectories) != sum(groups) or not ends.issuperset(accumulate(groups)):
+            raise _refused(f"trajectories must divide the {sum(groups)} records of groups, each in one of them")
         fingerprint, returns, time, usable = (state[name].detach().clone() for name in wanted)
         rows = fingerprint[usable]
         fits = rows.isfinite().all(1) & (rows != 0).any(1) & ~out_of_range(returns[usable])  # others are not read

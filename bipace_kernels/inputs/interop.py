@@ -38,8 +38,11 @@ def to_torch(value: Any, name: str) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(value)
     checks.check_unmasked(value, name)
-    if type(value).__module__ == "pyarrow.lib" and str(getattr(value, "type", "")).startswith("dictionary"):
+    kind = str(getattr(value, "type", "")) if type(value).__module__ == "pyarrow.lib" else ""
+    if kind.startswith("dictionary"):
         return value.cast(value.type.value_type)  # NumPy would read a null as another value
+    if kind.startswith("fixed_size_list") and "int" in kind and value.null_count:
+        return tuple(row and tuple(row) for row in value.to_pylist())  # and integers beside nulls as floats
     if not is_interop_array(value):
         return value
     try:

@@ -577,8 +577,9 @@ def test_a_memory_of_the_first_form_loads_as_trajectories_of_one_record():
     old.load_state_dict(state)
     assert old.state_dict()["trajectories"] == [1] * first.n
     assert torch.equal(run(config, second, memory=old).value, run(config, second, memory=memory).value)
-    with pytest.raises(ValueError, match=r"trajectories must hold the records of groups, \d+, got 3"):
-        old.load_state_dict(state | {"trajectories": [1, 2]})
+    for wrong in ([1, 2], [first.n]):  # the last is one that spans groups
+        with pytest.raises(ValueError, match=r"trajectories must divide the \d+ records of groups"):
+            old.load_state_dict(state | {"trajectories": wrong})
 
 
 def test_a_memory_holds_no_bad_rows(backend):
