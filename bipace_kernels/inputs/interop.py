@@ -55,7 +55,11 @@ def to_torch(value: Any, name: str) -> Any:
 
 def all_to_torch(arguments: dict[str, Any]) -> dict[str, Any]:
     """to_torch() of arguments by name, at the start of every public function that takes rows."""
-    return {name: to_torch(value, name) for name, value in arguments.items()}
+    converted = dict(arguments)
+    for name, value in arguments.items():
+        if value is not None and (type(value) is not torch.Tensor or value.is_nested):
+            converted[name] = to_torch(value, name)
+    return converted
 
 
 def tensors(**arguments: Any) -> list[Any]:
