@@ -155,6 +155,9 @@ class ValueMemory:
         fits = rows.isfinite().all(1) & (rows != 0).any(1) & ~out_of_range(returns[usable])  # others are not read
         if not bool(fits.all()) or bool(((time < 0) | (time >= 1 << 53)).any()):
             raise _refused("usable records must have finite, non-zero fingerprints and returns, and steps in [0, 2^53)")
+        inside = runs(torch.tensor([0, *accumulate(trajectories)])).diff() == 0
+        if bool((inside & (time.cpu().diff() < 0)).any()):
+            raise _refused("time must not go back inside a trajectory")
         readings = Readings(fingerprint, returns, time, usable, groups, trajectories)
         self._held = readings.last(self.max_rows)
 

@@ -641,7 +641,7 @@ def test_a_memory_refuses_states_that_would_spoil_later_values():
     for change in (
         with_first("returns", math.nan), with_first("returns", math.inf), with_first("returns", 2e37),
         with_first("fingerprint", math.nan), with_first("fingerprint", 0.0), with_first("time", -1),
-        with_first("time", 1 << 53),
+        with_first("time", 1 << 53), with_first("time", (1 << 53) - 1),
         {"returns": state["returns"].to("meta")}, {"returns": state["returns"].to_sparse()},
         {"fingerprint": torch.nested.nested_tensor([torch.ones(3)] * rows)}, {"groups": [10**400]},
         {"groups": [10**5000]},
