@@ -129,7 +129,6 @@ EPSILON = Range("0 or in [1e-4, 1]", lambda x: x == 0 or RADII[0] <= x <= RADII[
 GAMMA = Range("in [0, 1]", lambda x: 0 <= x <= 1)
 DELTA = Range("in (0, 1e-2]", lambda x: 0 < x <= 1e-2)
 NOT_NEGATIVE = Range("finite and at least 0", lambda x: 0 <= x < math.inf)
-ABOVE_ZERO = Range("finite and above 0", lambda x: 0 < x < math.inf)
 WIDTH = Range("finite and at least 0.05", lambda x: 0.05 <= x < math.inf)
 SAME = Range("in [0, 1000]", lambda x: 0 <= x <= 1000)
 NOISE = Range("finite and at least 0.1", lambda x: 0.1 <= x < math.inf)
@@ -212,7 +211,7 @@ class Fields:
         0.6, "width ℓ of GAE's kernel exp((cos − 1)/ℓ) of centred fingerprints", WIDTH, "ℓ", read_by=_OF_STATES
     )
     kernel_time: float | None = setting(
-        6.0, "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time", ABOVE_ZERO, "θ", read_by=_OF_STATES, off=True
+        6.0, "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time", WIDTH, "θ", read_by=_OF_STATES, off=True
     )
     kernel_noise: float = setting(
         1.25, "variance ρ of returns about GAE's value, in units of the kernel's", NOISE, "ρ", read_by=_KERNEL

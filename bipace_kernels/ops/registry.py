@@ -44,7 +44,8 @@ OFFSETS = {
 PLACES = {"order": ("N", 0), "time": ("2^53", 0), **dict.fromkeys(("labels", "depth_labels", "landmarks"), ("M", -1))}
 _NUMBERS = {
     "gamma": GAMMA, "gae_lambda": GAMMA, "delta": DELTA, "epsilon": EPSILON, "epsilons": EPSILON, "alpha": NOT_NEGATIVE,
-    "width": WIDTH, "horizon": NOT_NEGATIVE, "noise": NOISE, "same": SAME,
+    "width": WIDTH, "horizon": Range("0 (no time), or finite and at least 0.05", lambda x: x == 0 or WIDTH.holds(x)),
+    "noise": NOISE, "same": SAME,
     "n": Range(f"in [1, {1 << 40}]", lambda x: 1 <= x <= 1 << 40),
 }  # fmt: skip
 _WORDS: dict[str, tuple[str, ...]] = {

@@ -313,7 +313,7 @@ def test_a_prompt_without_rewards_keeps_what_other_prompts_say(backend):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    seed=st.integers(0, 10**6), width=st.floats(0.05, 1e3), time=st.one_of(st.none(), st.floats(1e-3, 1e6)),
+    seed=st.integers(0, 10**6), width=st.floats(0.05, 1e3), time=st.one_of(st.none(), st.floats(0.05, 1e308)),
     noise=st.floats(0.1, 1e3), scale=st.sampled_from([1e-30, 1.0, 1e30]),
 )  # fmt: skip
 def test_values_stay_inside_the_returns_spread(seed, width, time, noise, scale):
@@ -786,7 +786,7 @@ def test_steps_that_float64_rounds_are_refused():
     [
         {"value": "mean"}, {"share": "all"}, {"kernel_same": -0.1}, {"kernel_same": 1e4}, {"kernel_width": 0.01},
         {"shrinkage": -1.0}, {"shrinkage": math.inf}, {"kernel_width": 0.0}, {"kernel_width": math.nan},
-        {"kernel_time": 0.0}, {"kernel_noise": 0.0}, {"kernel_noise": 0.09}, {"action_noise": 0.0},
+        {"kernel_time": 0.0}, {"kernel_time": 1e-200}, {"kernel_noise": 0.0}, {"kernel_noise": 0.09}, {"action_noise": 0.0},
         {"action_noise": math.inf}, {"gae_lambda": 1.1}, {"gae_lambda": True}, {"episode_weight": -1.0},
         {"step_norm": "std"}, {"partition": "exact"},
     ],
