@@ -30,7 +30,7 @@ METHODS, SEEDS = ("gae", "step-means", "grpo"), range(2)
 TEMPERATURES = (1.0, 0.3, 0.0)
 TRAIN, TEST, EVERY = 400, 100, 12  # tasks to train and to measure on, updates between two measurements
 DEFAULTS = Settings(
-    horizon=8, command_tokens=24, updates=12, batch=32, group=4, micro_batch=4, learning_rate=1e-4, check_every=0,
+    horizon=8, command_tokens=24, updates=12, batch=32, group=4, micro_batch=4, learning_rate=2e-5, check_every=0,
     upper=10, half=1,
 )  # fmt: skip
 console = Console(stderr=True)
