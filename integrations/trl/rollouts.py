@@ -41,7 +41,7 @@ class ToolLoop:
 
     logged       [generations + 1] of [B] {name: entries in its list}, before each turn is generated, and after the last
     completions  [B] lists of messages, or texts, as in _calculate_rewards()
-    before       {id: (environment, {name: entries in its list})} before the rollouts
+    before       {id: (environment, {name: (its list, the entries in it)})} before the rollouts
     stale        [B] {name: entries at the start of the list that are of earlier rollouts}, which `logged` leaves out
     cut          [B] whether `truncated` was True before the first turn: of an earlier rollout
     fields       names that a rollout_func returned: other columns of that name are the data set's; None: unknown
@@ -49,7 +49,7 @@ class ToolLoop:
 
     logged: list[list[dict[str, Entries]]] = field(default_factory=list)
     completions: Sequence[Any] = ()
-    before: dict[int, tuple[Any, dict[str, Entries]]] = field(default_factory=dict)
+    before: dict[int, tuple[Any, dict[str, tuple[Any, Entries]]]] = field(default_factory=dict)
     stale: list[dict[str, int]] = field(default_factory=list)
     cut: list[bool] = field(default_factory=list)
     fields: Container[str] | None = None
@@ -59,7 +59,7 @@ class ToolLoop:
         pools = getattr(trainer, "_environment_pool", {}).values()
         for environments in (getattr(trainer, "environments", None) or (), *pools):
             for e in environments:
-                self.before[id(e)] = e, {name: list(_log(e, name) or ()) for name in LOGS}
+                self.before[id(e)] = e, {name: (log := _log(e, name), list(log or ())) for name in LOGS}
 
     def begin_turn(self, environments: Sequence[Any] | None) -> None:
         """To be called before each _generate_single_turn(), and after the last, when the last calls have been made."""
@@ -80,13 +80,14 @@ class ToolLoop:
         log = _log(environment, name) or []
         seen = _SEEN.setdefault(type(environment), {}).setdefault(name, _Seen(len(log)))
         seen.least = min(seen.least, len(log))
-        before = self._before(environment, name)
-        # One observation before and after: a new one, where reset() always logs one.
-        new = name == "observations" and len(before) == len(log) == seen.least == 1
+        old, before = self._before(environment, name)
+        # One observation before and after: a new one, where reset() always logs one or has made another list.
+        other = old is not log is _log(environment, name)  # a property may make one at each look
+        new = name == "observations" and len(before) == len(log) == 1 and (other or seen.least == 1)
         return len(before) if _begins_with(log, before) and not new else 0
 
-    def _before(self, environment: Any, name: str) -> Entries:
-        return self.before.get(id(environment), (None, {}))[1].get(name, [])
+    def _before(self, environment: Any, name: str) -> tuple[Any, Entries]:
+        return self.before.get(id(environment), (None, {}))[1].get(name, (None, []))
 
     def calls(self, row: int) -> list[list[Any]]:
         """[turns of the model] tool calls of each."""
@@ -99,7 +100,7 @@ class ToolLoop:
         """The entries that each turn's calls appended; for observations, the last one before the turn."""
         own = [generation[row][name] for generation in self.logged]
         turns, stale, log = len(self.calls(row)), self.stale[row][name], _log(environment, name) or []
-        now, kept = log[stale:], _begins_with(log, self._before(environment, name)[:stale])
+        now, kept = log[stale:], _begins_with(log, self._before(environment, name)[1][:stale])
         fits = [len(a) <= len(b) if name == "observations" else _begins_with(b, a) for a, b in pairwise(own)]
         if not all(fits) or not kept or len(now) < len(own[-1]):
             raise ValueError("entries were removed or changed while the tool loop ran, which may only append")
@@ -120,7 +121,7 @@ class Reported:
     """
 
     def __init__(self, trainer: Any, inputs: Sequence[dict[str, Any]], turns: Turns, loop: ToolLoop | None) -> None:
-        self.inputs, self.turns, self.loop = inputs, turns, loop
+        self.inputs, self.turns, self.loop, self.caller = inputs, turns, loop, type(trainer).__name__
         self.elsewhere: Container[str] = ()
         self.of_function = getattr(trainer, "rollout_func", None) is not None
         self.has_tools = bool(getattr(trainer, "tools", None))
@@ -154,8 +155,7 @@ class Reported:
         A list is empty if nothing was logged, and longer than one if several calls of the turn logged something.
         A row without a token to train also has its turns.
         """
-        counts = self.turns.counts.tolist()
-        logs = self._given(name)
+        counts, logs = self.turns.counts.tolist(), self._given(name)
         if all(value is None for value in logs):
             if name not in self.elsewhere:
                 return None
@@ -215,13 +215,18 @@ class Reported:
     def _logs(self, name: str) -> list[Entries | None]:
         """[B] lists of that name; None if missing or not a log, i.e. with entries before the first turn."""
         logs, loop = [_log(e, name) for e in self.environments], self.loop
-        begun, inherited = (loop.logged[0], loop.stale) if loop is not None and loop.logged else ((), ())
+        if loop is None or not loop.logged:
+            if loop is not None and any(logs):
+                own = f"{self.caller}'s _generate_single_turn() or _generate()"
+                text = f"{own} calls no begin_turn(), so what environments log has no turns and is not used: "
+                warn_once(own, text + "call super(), or name its class after BiPACEGRPOTrainer among the bases.")
+            return logs if loop is None and logs else [None] * len(self.inputs)
         of_class: dict[type, list[int]] = {}
-        for row, environment in enumerate(self.environments[: len(begun)]):
+        for row, environment in enumerate(self.environments):
             of_class.setdefault(type(environment), []).append(row)
         for cls, rows in of_class.items():
-            seen, stale = _SEEN[cls][name], [inherited[row][name] for row in rows]
-            first = [len(begun[row][name]) for row in rows]
+            seen, stale = _SEEN[cls][name], [loop.stale[row][name] for row in rows]
+            first = [len(loop.logged[0][row][name]) for row in rows]
             grew = any(len(logs[row] or ()) > n + old for row, n, old in zip(rows, first, stale, strict=True))
             fixed = any(stale) and seen.least > 0 and not grew  # there from the first, and never added to
             if name == "observations" and not seen.is_log:  # reset() logs the first one
@@ -265,6 +270,5 @@ def _begins_with(log: Entries, entries: Entries) -> bool:
 def _truncated(environment: Any) -> Any:
     """Its attribute of that name, as a bool where it is one; None for a method."""
     value = getattr(environment, "truncated", None)
-    if callable(value):
-        return None
-    return bool(value) if isinstance(value, np.bool_) else value
+    own = bool(value) if isinstance(value, np.bool_) else value
+    return None if callable(value) else own

@@ -12,7 +12,6 @@ from trl import GRPOTrainer
 import bipace_kernels as bk
 
 from ...hidden.positions import Positions
-from ...support.warnings import warn_once
 from .._accelerate import KeepsStates
 from .._states import States, is_noisy, no_hidden_states
 from .._versions import check_version
@@ -123,13 +122,10 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             self._bipace_watched.begins, self._bipace_watched.tool_mask = True, generated[2]
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
             self._bipace_watched.starts = extras.get("turn_starts")
-            loop, environments = self._bipace_watched.loop, getattr(self, "environments", None)
+            loop = self._bipace_watched.loop
             loop.fields = set(extras)
-            if environments and not loop.logged and getattr(self, "rollout_func", None) is None:
-                name = f"{type(self).__name__}._generate_single_turn"
-                does = "does not call BiPACEGRPOTrainer's, so what environments log has no turns and is not used"
-                warn_once(name, f"{name}() {does}: call super(), or name its class after it among the bases.")
-            loop.begin_turn(environments)
+            if loop.logged:
+                loop.begin_turn(getattr(self, "environments", None))
         return generated
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:

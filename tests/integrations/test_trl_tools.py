@@ -1,5 +1,6 @@
 """What environments log, by the turns of TRL's own tool loop: calls that fail, several in one turn, none."""
 
+import itertools
 import json
 import math
 import random
@@ -17,7 +18,7 @@ import torch
 import trl
 from datasets import Dataset
 from packaging.version import Version
-from tool_turns import Scripted, Silent, Walk, answer, call, make, tokenizer
+from tool_turns import Scripted, Silent, Walk, Writing, answer, call, make, tokenizer
 from trl import GRPOTrainer
 
 import bipace_kernels as bk
@@ -149,14 +150,8 @@ class Overlong(Rewriting):
 
 @pytest.mark.parametrize("base", [Rewriting, Overlong])
 @pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda self, log: log.clear(),
-        lambda self, log: log.insert(0, log.pop()),
-        lambda self, log: setattr(self, "step_rewards", log[-1:]),
-    ],
-)
+@pytest.mark.parametrize("change", [lambda self, log: log.clear(), lambda self, log: log.insert(0, log.pop()),
+                                    lambda self, log: setattr(self, "step_rewards", log[-1:])])  # fmt: skip
 def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, change, on_invalid, base):
     done, so = answer("done"), answer("so")
     n = 2 if base is Overlong else 3  # turns of row 0; with two no row has a third, in whose course a change shows
@@ -241,12 +236,23 @@ class Emptied(Kept):
         return super().reset()
 
 
+class Sometimes(Walk):
+    """Logs no first observation in one rollout of the second batch."""
+
+    resets = itertools.count()
+
+    def reset(self, **_) -> str:
+        super().reset()
+        self.observations = ["at 0"] * (next(self.resets) % 12 != 4)
+        return "at 0"
+
+
 NO_CALL = [[answer("done")], [answer("so")]] * 2
 FINGERPRINTS = ("rewards", "action_key", "action_parsed", "fingerprint", "episode_return")
 
 
 @pytest.mark.parametrize("between", [SCRIPTS, NO_CALL])
-@pytest.mark.parametrize("environment", [Kept, Late, Recast, Emptied])
+@pytest.mark.parametrize("environment", [Kept, Late, Recast, Emptied, Sometimes])
 def test_what_earlier_rollouts_logged_is_no_part_of_this_one(tmp_path, records, environment, between):
     """TRL uses its environments again and again."""
     trainer, _ = one_batch(tmp_path, SCRIPTS, environment, bipace_embedder="ngram")
@@ -430,9 +436,8 @@ class Logging(Scripted):
         logged = [vars(environment) for environment in self.environments]
         if "step_rewards" in logged[0]:
             more = {"step_rewards": [0.0], "actions": [""], "observations": []}
-            rows = [{name: [*row[name], *last] for name, last in more.items()} for row in logged]
-            cut = [{name: row[name] for name in row if name == "truncated"} for row in logged]
-            self.batches[-1]["inputs"] = [{**row, **own} for row, own in zip(rows, cut, strict=True)]
+            logged = [row | {name: [*row[name], *last] for name, last in more.items()} for row in logged]
+            self.batches[-1]["inputs"] = logged
         return output
 
 
@@ -440,15 +445,12 @@ OWN = {"on_invalid": "singleton", "duplicates": "once"}
 GAE = {"bipace_method": "gae", "bipace_value": "cluster"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "options", "config"),
-    [
-        (Walk, {"bipace_embedder": "actor_hidden"}, bk.Config.bipace(**OWN)),
-        (Walk, GAE, bk.Config.gae("cluster", **OWN)),
-        (Told, GAE, bk.Config.gae("cluster", **OWN)),
-        (Silent, {"bipace_action_key_mode": "text"}, bk.Config.bipace(**OWN)),
-    ],
-)
+@pytest.mark.parametrize(("environment", "options", "config"), [
+    (Walk, {"bipace_embedder": "actor_hidden"}, bk.Config.bipace(**OWN)),
+    (Walk, GAE, bk.Config.gae("cluster", **OWN)),
+    (Told, GAE, bk.Config.gae("cluster", **OWN)),
+    (Silent, {"bipace_action_key_mode": "text"}, bk.Config.bipace(**OWN)),
+])  # fmt: skip
 def test_advantages_are_those_of_what_environments_log(tmp_path, monkeypatch, environment, options, config):
     """Answers at once, after calls, and rollouts that end with a call; only the environment says what was cut off."""
     monkeypatch.setattr(tt, "TOKENIZER", tokenizer())
@@ -506,18 +508,15 @@ class Drawn(GRPOTrainer):
         return [self.processing_class(text)["input_ids"][: self.max_completion_length] for text in texts], None
 
 
-class Wild(tt.BiPACEGRPOTrainer, Drawn):
-    pass
-
-
-class Bypassing(Drawn, tt.BiPACEGRPOTrainer):
-    kinds = (NORTH, SOUTH, answer("done"))
-
-
-def test_generation_that_bypasses_the_adapter_is_named(tmp_path):
-    trainer = make(tmp_path, Walk, Bypassing, max_steps=1, bipace_method="gae", train_dataset=TWO)
-    with pytest.warns(RuntimeWarning, match=r"Bypassing\._generate_single_turn\(\) does not call BiPACEGRPOTrainer's"):
-        trainer.train()
+@pytest.mark.parametrize("names", [["_generate_single_turn"], ["_generate", "_generate_single_turn"]])
+def test_generation_that_bypasses_the_adapter_is_named(tmp_path, records, names):
+    """What environments log is then not used; their next trainer uses it."""
+    own, walk = type("Own", (Scripted,), {name: getattr(Writing, name) for name in names}), type("Own", (Walk,), {})
+    with pytest.warns(RuntimeWarning, match=r"Own's _generate_single_turn\(\) or _generate\(\) calls no begin_turn"):
+        one_batch(tmp_path, SCRIPTS, walk, cls=own, bipace_method="gigpo")
+    one_batch(tmp_path, SCRIPTS, walk, bipace_method="gigpo")
+    assert "Go. at 0" in of_row(records[0], "observation", 0)[0]
+    assert of_row(records[1], "rewards", 0) == [1.0, 0.0, 2.0, 0.0]
 
 
 @pytest.mark.slow
@@ -527,7 +526,7 @@ def test_two_hundred_updates_with_a_hostile_environment(tmp_path, monkeypatch, r
     rewards = [lambda environments, **_: [None if e.place < -1 else float(e.place) for e in environments]]
     options = {"max_steps": 200, "per_device_train_batch_size": 4, "num_generations": 2, "bipace_layer": -2}
     options |= {"reward_funcs": rewards, "train_dataset": TWO, "bipace_method": "gae", "max_completion_length": 160}
-    trainer = make(tmp_path, Hostile, Wild, **options)
+    trainer = make(tmp_path, Hostile, type("Wild", (tt.BiPACEGRPOTrainer, Drawn), {}), **options)
     with pytest.warns(RuntimeWarning, match="such rows are set aside"):
         trainer.train()
     logs = [log for log in trainer.state.log_history if "loss" in log]
