@@ -5,8 +5,6 @@ backend="auto" may fall back, once, with a warning that gives the reason; a back
 
 import functools
 import importlib
-import os
-import threading
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,16 +12,13 @@ import torch
 
 from ..support import env
 from ..support.warnings import warn_once
-from . import contract as stages, cuda_loader, native_loader, triton_loader
+from . import contract as stages, cuda_loader, native_loader, threads, triton_loader
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 
 HOST = ("similar", "ngrams")  # stages of texts, always on the host
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
 _AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by the tensors' device, best first
-_imports = threading.RLock()  # threads that import modules of one package at once may meet Python's _DeadlockError
-# No child begins with a module half imported, or with the lock of a lost thread.
-os.register_at_fork(before=_imports.acquire, after_in_parent=_imports.release, after_in_child=_imports.release)
 
 
 def package_of(backend: str, stage: str) -> str:
@@ -62,7 +57,7 @@ class Backend:
     def __getattr__(self, stage: str) -> Any:
         if stage not in STAGES:
             raise AttributeError(f"backend {self.name!r} has no stage {stage!r}; stages are {', '.join(STAGES)}.")
-        with _imports:
+        with threads.unforked:  # threads that import modules of one package at once may meet Python's _DeadlockError
             module = importlib.import_module(f"bipace_kernels.backends.{package_of(self.name, stage)}.{stage}")
         setattr(self, stage, module)
         return module

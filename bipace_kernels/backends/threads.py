@@ -3,6 +3,7 @@
 import contextlib
 import numbers
 import os
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -13,15 +14,11 @@ from ..support import env
 
 _chosen: ContextVar[int] = ContextVar("bipace_num_threads", default=0)  # 0: not set
 _MOST = max(16, os.cpu_count() or 1)  # more threads than cores only wait for each other; results are the same
-_forked = False  # whether this process is a forked child
-
-
-def _in_child() -> None:
-    global _forked
-    _forked = True
-
-
-os.register_at_fork(after_in_child=_in_child)
+_forked = threading.Event()  # set in a forked child
+os.register_at_fork(after_in_child=_forked.set)
+# No other thread forks meanwhile: no child begins with a module half imported, or with the lock of a lost thread.
+unforked = threading.RLock()
+os.register_at_fork(before=unforked.acquire, after_in_parent=unforked.release, after_in_child=unforked.release)
 
 
 def checked(num_threads: Any) -> int | None:
@@ -34,19 +31,21 @@ def checked(num_threads: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def using(num_threads: Any = None) -> Iterator[None]:
+def using(num_threads: Any = None, *, of_numpy: bool = False) -> Iterator[None]:
     """The count of all native calls inside; None keeps the outer one.  ValueError for a bad BIPACE_NUM_THREADS.
 
     Every public function runs inside, if only as `@using()`: a forked child inherits torch's pool without its threads,
     for which torch would wait forever, so there it works alone meanwhile, as it does in DataLoader's workers.  And
     whatever torch.set_default_device() says, tensors without a device are on the CPU, where native code reads them.
+    With of_numpy forks wait for the end: NumPy's linear algebra never ends if another thread forks meanwhile.
     """
     token = _chosen.set(checked(num_threads) or count())
-    of_torch = torch.get_num_threads() if _forked else 1
+    of_torch = torch.get_num_threads() if _forked.is_set() else 1
     try:
         if of_torch > 1:
             torch.set_num_threads(1)
-        with torch.device("cpu") if torch.get_default_device().type != "cpu" else contextlib.nullcontext():
+        none: Any = contextlib.nullcontext()
+        with torch.device("cpu") if torch.get_default_device().type != "cpu" else none, unforked if of_numpy else none:
             yield
     finally:
         if of_torch > 1:
