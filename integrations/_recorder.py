@@ -1,5 +1,6 @@
 """Recorder: step records of every n-th update of a training run, as Parquet files that `bipace report --html` reads."""
 
+import contextlib
 import time
 import warnings
 from collections import Counter
@@ -108,9 +109,9 @@ class Recorder:
         path = self.folder / f"update_{update:08d}.parquet"
         with atomic_file(path) as temporary:
             pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
-        files = sorted(self.folder.glob("update_*.parquet"), key=lambda file: file.stat().st_mtime_ns)
-        for old in files[:-FILES]:
-            old.unlink()
+        with contextlib.suppress(FileNotFoundError):  # another run in this folder removes files too
+            for old in sorted(self.folder.glob("update_*.parquet"), key=lambda f: f.stat().st_mtime_ns)[:-FILES]:
+                old.unlink()
 
 
 def reasons(
