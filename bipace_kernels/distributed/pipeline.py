@@ -29,6 +29,7 @@ from ..inputs.transfer import to_device, to_host
 from ..inputs.values import check_fingerprint
 from ..pipeline import run
 from ..result import AdvantageResult
+from ..support.errors import InputError
 from .ranks import Ranks
 
 Ints = npt.NDArray[np.int64]
@@ -342,8 +343,10 @@ def _run(process_group: Any, prepare: Callable[[], _Own]) -> AdvantageResult:
         result = _result(columns, last, own)
         records = _records(result, cfg, state)
     except (ValueError, TypeError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{error} Rows are counted over the ranks in rank order; these have {counts} rows.") from error
+        where = f" Rows are counted over the ranks in rank order; these have {counts} rows."
+        if isinstance(error, InputError) and error.parts:
+            raise type(error)(error.text + "{}", *error.parts, where) from error
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{error}{where}") from error
     if failed is not None:
         raise RuntimeError(f"clustering failed on {failed}")
     begin = sum(counts[: ranks.rank])

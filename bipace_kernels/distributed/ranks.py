@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..support.errors import InputError, InputTypeError
+
 T = TypeVar("T")
-_KINDS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}  # an InputTypeError is both
+_KINDS = {kind.__name__: kind for kind in (InputTypeError, InputError, TypeError, ValueError)}  # subclasses first
 
 
 class Ranks:

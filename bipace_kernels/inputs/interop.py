@@ -41,8 +41,6 @@ def to_torch(value: Any, name: str) -> Any:
     kind = str(getattr(value, "type", "")) if type(value).__module__ == "pyarrow.lib" else ""
     if kind.startswith("dictionary"):
         return value.cast(value.type.value_type)  # NumPy would read a null as another value
-    if kind.startswith("fixed_size_list") and "int" in kind and value.null_count:
-        return tuple(row and tuple(row) for row in value.to_pylist())  # and integers beside nulls as floats
     if not is_interop_array(value):
         return value
     try:
