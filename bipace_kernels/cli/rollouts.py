@@ -141,13 +141,13 @@ class Rollouts:
         that shuffled lines change nothing; others by first appearance.
         """
         groups: dict[Any, int] = {}
-        trajectories: dict[Any, int] = {}
+        trajectories: dict[Any, dict[Any, int]] = {}  # not by pairs, whose hashes can be chosen equal
         group = np.empty(len(self), np.int64)
         trajectory = np.empty(len(self), np.int64)
         places: list[tuple[int, int, int]] = []
         for row, (file, task, rollout) in enumerate(zip(self.file, self.task, self.rollout, strict=True)):
             group[row] = g = groups.setdefault(task if self.merged else (file, task), len(groups))
-            trajectory[row] = t = trajectories.setdefault((file, task, rollout), len(trajectories))
+            trajectory[row] = t = trajectories.setdefault((file, g), {}).setdefault(rollout, len(places))
             if t == len(places):
                 places.append((g, file, rollout if isinstance(rollout, int) else t))
         number = np.empty(len(places), np.int64)

@@ -6,7 +6,6 @@ is needed (n-grams, "similar") they are joined, oldest first, by the ASCII recor
 """
 
 import os
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -66,7 +65,7 @@ def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
             raise OSError("it is not a regular file")
         written = os.stat(path).st_mtime_ns
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError) as error:
+    except Exception as error:  # of any kind: a damaged file has many
         reason = str(error).split("\n")[0].rstrip(".")
         raise CliError(f"--fingerprint {path} cannot be read as a .npy file: {reason}.") from None
     if not isinstance(array, np.ndarray):

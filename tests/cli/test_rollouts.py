@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -142,10 +143,7 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch):
 
 def test_truncated_and_damaged_files(tmp_path):
     line, plain = json.dumps(record()).encode(), tmp_path / "c.jsonl"
-    for data, part in (
-        (line + b'\n{"task_id": "t", "ro', "may be truncated"),
-        (line.decode().encode("utf-16"), "UTF-16"),
-    ):
+    for data, part in ((line + b'\n{"task_id": "t", "ro', "may be truncated"), (b"\xff\xfe" + line, "UTF-16")):
         plain.write_bytes(data)
         assert part in error_of(str(plain))
     path = write(tmp_path / "a.jsonl", *(record(step=i, observation=os.urandom(20).hex()) for i in range(3000)))
@@ -213,6 +211,15 @@ def test_a_column_that_a_record_or_file_lacks_is_left_out_or_named(tmp_path):
     for name in ("valid", "success", "action"):
         message = error_of(one, columns=rollouts.Columns(**{name: "typo"}), wanted=[name])
         assert f'{one} has the field "typo" that --{name}-column names' in message
+
+
+def test_ids_of_one_hash_are_numbered_without_comparing_all_pairs():
+    compared = Mock(side_effect=int.__eq__)
+    same = type("Same", (int,), {"__hash__": lambda _: 7, "__eq__": lambda *two: compared(*two)})
+    ids = [same(k) for k in range(32)]
+    read = rollouts.Rollouts(file=[0] * 1024, task=[one for one in ids for _ in ids], rollout=ids * 32)
+    read.number()
+    assert read.trajectory.tolist() == list(range(1024)) and compared.call_count < 100_000
 
 
 def test_a_record_that_does_not_say_is_valid(tmp_path):
