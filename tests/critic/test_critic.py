@@ -786,9 +786,9 @@ def test_steps_that_float64_rounds_are_refused():
     [
         {"value": "mean"}, {"share": "all"}, {"kernel_same": -0.1}, {"kernel_same": 1e4}, {"kernel_width": 0.01},
         {"shrinkage": -1.0}, {"shrinkage": math.inf}, {"kernel_width": 0.0}, {"kernel_width": math.nan},
-        {"kernel_time": 0.0}, {"kernel_time": 1e-200}, {"kernel_noise": 0.0}, {"kernel_noise": 0.09}, {"action_noise": 0.0},
+        {"kernel_time": 0.0}, {"kernel_time": 1e-200}, {"kernel_noise": 0.0}, {"kernel_noise": 0.09},
         {"action_noise": math.inf}, {"gae_lambda": 1.1}, {"gae_lambda": True}, {"episode_weight": -1.0},
-        {"step_norm": "std"}, {"partition": "exact"},
+        {"step_norm": "std"}, {"partition": "exact"}, {"action_noise": 0.0},
     ],
     ids=str,
 )  # fmt: skip
