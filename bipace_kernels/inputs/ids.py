@@ -228,10 +228,11 @@ def _as_array(values: Any) -> np.ndarray[Any, Any] | None:
         of_type = getattr(values, "type", getattr(values, "dtype", ""))  # of pyarrow; of pandas and polars
         of_type = getattr(getattr(of_type, "categories", None), "dtype", getattr(of_type, "value_type", of_type))
         items = [getattr(values, name) for name in ("to_pylist", "to_list", "tolist") if hasattr(values, name)]
-        parts = [row for row in array.flat if isinstance(row, np.ndarray)] if array.dtype.hasobject else [array]
-        if items and "int" in str(of_type).lower() and any(part.dtype.kind == "f" for part in parts):
-            rows = (tuple(row) if isinstance(row, list) else row for row in items[0]())
-            return np.fromiter(rows, np.object_, len(array))  # integers beside nulls were made floats
+        if items and "int" in str(of_type).lower():
+            parts = array.flat if array.dtype.hasobject else [array]
+            if any(isinstance(part, np.ndarray) and part.dtype.kind == "f" for part in parts):
+                rows = (tuple(row) if isinstance(row, list) else row for row in items[0]())
+                return np.fromiter(rows, np.object_, len(array))  # integers beside nulls were made floats
         return array
     return None
 
