@@ -1,5 +1,5 @@
 """BabyAI's rooms as text, drawn anew for every task: the comparison of examples/textcraft in an environment that
-repeats nothing.
+repeats hardly anything.
 
 Needs minigrid==3.2.0 beside the trainers' environment.  What is compared, and how, was fixed before the runs:
 README.md.
@@ -35,7 +35,7 @@ DEFAULTS = Settings(
     vocabulary=1024, train_tasks=1280, test_tasks=400, horizon=30, command_tokens=6, noise=0.0, lesson_updates=2000,
     noisy_updates=0, updates=80, check_every=0,
 )  # fmt: skip
-# Seeds of the rooms: no room of one part is in another.
+# Seeds of the rooms: none of one part is in another; some rooms of UnlockLocal are (README.md).
 TRAIN, LESSONS, VALIDATION, TEST = 0, range(1_000_000, 2_000_000), 2_000_000, 3_000_000
 VALIDATION_TASKS = 200
 SHOWN = 6000  # episodes of the expert, drawn once: one takes three times as long as its share of an update

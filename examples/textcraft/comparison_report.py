@@ -103,9 +103,10 @@ def _draw(path: Path, runs: dict[str, list[list[dict[str, Any]]]]) -> None:
         for place, (method, of) in enumerate(runs.items()):
             at = [x + (place - (len(runs) - 1) / 2) * apart for x in range(len(TEMPERATURES))]
             drawn = [interval(of_seeds(of, part, t)) for t in TEMPERATURES]
+            label = LABELS[method] + f" ({len(of)} seeds)" * (method != "start")
             axis.errorbar(
                 at, [middle for middle, _ in drawn], [half or 0.0 for _, half in drawn], fmt="o", markersize=4,
-                capsize=2, color=COLOURS[method], label=LABELS[method],
+                capsize=2, color=COLOURS[method], label=label,
             )  # fmt: skip
         axis.set_xticks(range(len(TEMPERATURES)), [f"temperature {t:g}" for t in TEMPERATURES])
         axis.set_title(NAMES[part], fontsize=10, loc="left")
