@@ -397,9 +397,7 @@ class _Wrong(Exception):
     """A value that fails its check."""
 
     def __init__(self, wish: str, value: Any = None, cure: str = "", *, fact: str = "") -> None:
-        self.wish = wish
-        self.fact = fact or _shown(value)
-        self.cure = cure
+        self.wish, self.fact, self.cure = wish, fact or _shown(value), cure
 
 
 def _cut(name: str) -> str:
@@ -533,6 +531,8 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> None:
                     raise CliError(f'{path}: the column "{column}" {fact}; {cure}. Found: {_names(names)}.')
             columns = list(dict.fromkeys(column for _, column, _ in parser.fields if column in names))
             _add_batches(parser, file, columns, advance)
+            if parser.records != (wanted := file.metadata.num_rows):
+                raise CliError(f"{path} is damaged: it has {parser.records} of its {wanted} rows. Copy it again.")
     except (pa.ArrowException, OSError) as error:
         reason = str(error).split("\n")[0].rstrip(".")
         raise CliError(f"{path} cannot be read as Parquet: {reason}.") from None

@@ -294,6 +294,11 @@ def test_bad_and_damaged_parquet(tmp_path):
     pq.write_table(table, bad_page := tmp_path / "page.parquet", compression="none", write_page_checksum=True)
     bad_page.write_bytes(bad_page.read_bytes().replace(b"room", b"roof", 1))
     assert "CRC" in error_of(str(bad_page))
+    pq.write_table(pa.Table.from_pylist([record(step=i) for i in range(50)]), bad_count := tmp_path / "count.parquet")
+    data = bad_count.read_bytes()
+    for at in [i for i, byte in enumerate(data) if byte == 100]:  # a count of 50, as footers write it
+        bad_count.write_bytes(data[:at] + b"\x0e" + data[at + 1 :])
+        assert isinstance(result := outcome(str(bad_count)), str) or len(result) == 50
     data = bytearray(Path(parquet(tmp_path / "a.parquet", [record(step=i) for i in range(50)])).read_bytes())
     random = np.random.default_rng(0)
     bad = tmp_path / "b.parquet"
