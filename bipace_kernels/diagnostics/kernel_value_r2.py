@@ -139,15 +139,15 @@ def _left_out(
         solved[block], of[block] = inverses[-1] @ u, inverses[-1] @ y[block]
     inner = np.eye(len(at)) + across.T @ solved
     of -= solved @ np.linalg.solve(inner, across.T @ of)
+    spread = np.linalg.solve(inner, solved.T)  # once, not for each trajectory
     out, starts = np.empty(n), np.array([block.start for block in blocks])
     for t in np.unique(trajectory):
         of_t = np.flatnonzero(trajectory == t)
-        within = -solved[of_t] @ np.linalg.solve(inner, solved[of_t].T)
+        within = -solved[of_t] @ spread[:, of_t]
         touched = slice(*np.searchsorted(starts, of_t[[0, -1]], side="right") + (-1, 0))
         for block, inverse in zip(blocks[touched], inverses[touched], strict=True):
             inside = np.flatnonzero((of_t >= block.start) & (of_t < block.stop))
             place = of_t[inside] - block.start
             within[np.ix_(inside, inside)] += inverse[np.ix_(place, place)]
-        mean = prior[of_t[0]]
-        out[of_t] = r[of_t] - np.linalg.solve(within, of[of_t, 0] - mean * of[of_t, 1])
+        out[of_t] = r[of_t] - np.linalg.solve(within, of[of_t, 0] - prior[of_t[0]] * of[of_t, 1])
     return out
