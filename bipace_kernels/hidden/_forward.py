@@ -45,7 +45,7 @@ class Consumer:
         if self._outside is not None and bool(self._outside):
             raise ValueError(
                 "positions must be tokens of their rows, and cu_seqlens the offsets of all sequences of a packed "
-                "forward; some are outside the tensor or on padding, or sequences begin within a row."
+                "forward; some are outside the tensor, on padding or pooled over it, or sequences begin within a row."
             )
 
     def next(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spans:
@@ -56,8 +56,7 @@ class Consumer:
             raise ValueError(f"model must be a decoder; {type(module).__name__} gets no input_ids or inputs_embeds.")
         n_batch, width = int(tokens.shape[0]), int(tokens.shape[1])
         (positions, cu), self._expected = self._expected, (None, None)
-        if cu is None:
-            cu = self._packed(arguments, n_batch)
+        cu = self._packed(arguments, n_batch) if cu is None else cu
         if cu is not None:
             if n_batch != 1:
                 raise ValueError(f"cu_seqlens needs packed input [1, nnz], got {n_batch} rows; leave it out there.")
@@ -76,15 +75,15 @@ class Consumer:
                 "`enabled` of the tap to False while tokens are generated, and run whole prompts without a cache."
             )
         n_rows = n_batch if cu is None else len(cu) - 1
-        if positions is None:
-            positions = self._take(n_rows)
+        positions = self._take(n_rows) if positions is None else positions
         if cu is None and not (self._one_token and isinstance(positions, Positions)):
             self._check_whole(positions, mask, arguments.get("position_ids"))
-        spans, row, bad = _spans(positions, tokens, mask, None if cu is None else cu.to(tokens.device))
+        cu = None if cu is None else cu.to(tokens.device)
+        spans, row, bad = _spans(positions, tokens, mask, cu, whole=not self._one_token)
         if self._is_set(bad.any()):
             raise ValueError(
                 f"positions must be tokens of their rows, but one of row {self._rows + int(row[bad][0])} is outside "
-                f"its {width} columns or on padding; count columns of the tensor that the model sees, padding included."
+                f"its {width} columns or on padding, or padding would be pooled; count columns with padding included."
             )
         self._row_index.append(row + self._rows)
         self._rows += n_rows
@@ -148,31 +147,32 @@ def _cu_seqlens(value: Any) -> Tensor | None:
 
 
 def _spans(
-    positions: Positions | int | str, tokens: Tensor, mask: Any, cu: Tensor | None
+    positions: Positions | int | str, tokens: Tensor, mask: Any, cu: Tensor | None, *, whole: bool
 ) -> tuple[Spans, Tensor, Tensor]:
     """Spans, the row [n] of each on the CPU, and which positions [n] are not tokens of their rows."""
     device, (n_batch, width) = tokens.device, tokens.shape[:2]
     lengths = torch.full((n_batch,), width, device=device) if cu is None else cu.diff()
     alive = mask != 0 if cu is None and isinstance(mask, Tensor) and mask.ndim == 2 else None  # [R, T]; None: all
     start = torch.zeros_like(lengths) if alive is None or not width else alive.to(torch.int8).argmax(1)
-    n_rows = len(lengths)
     if isinstance(positions, Positions):
         own = positions.row()
         row, column = own.to(device), positions.column.to(device)
     else:
-        own, row = torch.arange(n_rows), torch.arange(n_rows, device=device)
+        own, row = torch.arange(len(lengths)), torch.arange(len(lengths), device=device)
         if isinstance(positions, int):
             column = lengths + positions if positions < 0 else torch.full_like(lengths, positions)
         else:  # "last"
             column = lengths - 1 if alive is None else last_tokens(alive)
     inside = (column >= 0) & (column < lengths[row])
     if alive is not None and alive.shape[1]:
-        inside &= alive[row, column.clamp(0, alive.shape[1] - 1)]
+        at = column.clamp(0, alive.shape[1] - 1)
+        inside &= alive[row, at]
+        if whole:  # no padding from the row's first token on
+            inside &= alive.cumsum(1)[row, at] == at - start[row] + 1
         bad = ~inside & alive.any(1)[row]  # a row of only padding has no state, and gives zeros
     else:
         bad = ~inside & (lengths > 0)[row]
     last = torch.where(inside, column, -1)
     if cu is None:
         return Spans(row, start[row], last), own, bad
-    begin = cu[:-1][row]
-    return Spans(torch.zeros_like(row), begin, torch.where(inside, begin + column, -1)), own, bad
+    return Spans(torch.zeros_like(row), cu[:-1][row], torch.where(inside, cu[:-1][row] + column, -1)), own, bad

@@ -40,6 +40,14 @@ def test_rows_have_the_models_dtype_and_are_rounded_once(dtype):
             assert torch.equal(tapped.rows(), exact.float().to(out or dtype))
 
 
+def test_padding_between_tokens_is_not_pooled():
+    model, (ids, mask) = tm.make(), tm.prompts(side="right")
+    mask[0, 5] = 0
+    assert tapped_forward(model, ids, mask).rows().any(1).all()
+    assert tapped_forward(model, ids, mask, pooling="mean", positions=[[4], *[[1]] * 4]).rows().any(1).all()
+    refused("row 0 is outside its 17 columns", tapped_forward, model, ids, mask, pooling=("last", "mean"))
+
+
 def test_packed_rows_by_cu_seqlens():
     """One row per sequence, where a forward on [1, nnz] is what the trainer runs."""
     model, (ids, mask) = tm.make(), tm.prompts(side="right")
