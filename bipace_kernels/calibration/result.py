@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -132,14 +132,14 @@ class Calibration:
         ]
         return "\n\n".join(parts) + "\n"
 
-    def cells(self, bold: str = "**{}**") -> list[list[str]]:
+    def cells(self, bold: Callable[[str], Any] = "**{}**".format) -> list[list[Any]]:
         """The lines of the slice; that of the choice in bold."""
         lines = []
         for row in self.slice():
             name = f"{row.layer}{'' if row.qualifies else ' †'}"
             sizes = f"{row.clusters:,}", f"{row.singletons:.1%}", f"{row.median_size:.1f}"
             line = [name, *sizes, f"{row.accuracy:.3f} ± {row.stderr:.3f}"]
-            lines.append([bold.format(cell) for cell in line] if self.is_chosen(row) else line)
+            lines.append([bold(cell) for cell in line] if self.is_chosen(row) else line)
         return lines
 
     def _whole(self) -> tuple[list[str], list[list[str]]]:

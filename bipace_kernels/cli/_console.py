@@ -29,9 +29,9 @@ class _Results(Console):
 
 
 def stdout() -> Console:
-    """Console of results; without a terminal it is wide enough for every table."""
-    console = _Results()
-    return console if console.is_terminal else _Results(width=120)
+    """Console of results, shown as they are; without a terminal it is wide enough for every table."""
+    console = _Results(markup=False)
+    return console if console.is_terminal else _Results(width=120, markup=False)
 
 
 def stderr() -> Console:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import typer
+from rich.text import Text
 
 import bipace_kernels as bk
 
@@ -136,9 +137,8 @@ def _show(result: Any, options: SimpleNamespace) -> None:
     console = stdout()
     rows: Sequence[Any] = result.slice()
     title = f"{result.model}: {result.n_prompts:,} prompts, pooling {rows[0].pooling}, ε = {rows[0].epsilon:g}"
-    console.print(grid(HEADINGS, result.cells("[bold]{}[/]"), title))
-    if result.choice is not None:
-        c = result.choice
+    console.print(grid(HEADINGS, result.cells(lambda cell: Text(cell, "bold")), title))
+    if (c := result.choice) is not None:
         plain(console, f"chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}\n{result.reason}")
     if result.reused:
         plain(console, f"resumed an earlier run with the states of {result.reused:,} of {result.n_prompts:,} prompts")

@@ -40,7 +40,8 @@ def test_info_tells_what_runs_and_why_not():
     assert "CUDA" in found["backends"]["cuda"]["detail"]  # for what the kernels are built, or why there are none
     misspelt = json.loads(CliRunner().invoke(app, ["info", "--json"], env={"BIPACE_BACKEND": "fast"}).output)
     assert "got 'fast'" in misspelt["auto"]["cpu"]["reason"]
-    shown = CliRunner().invoke(app, ["info"]).output
+    shown = CliRunner().invoke(app, ["info"], env={"BIPACE_BUILD_DIR": "/[/b]/c[dev]"}).output
+    assert "/[/b]/c[dev]" in shown  # not markup
     assert "tensors on the CPU take" in shown and "tensors on a GPU take" in shown
     for name, status in bk.backends().items():
         assert name in shown and "".join(status.reason.split()[:1]) in shown
