@@ -72,9 +72,10 @@ class Recorder:
         began = self.clock()
         try:
             self._write(update, records, result, config, texts)
-        except OSError as error:
+        except Exception as error:  # of any kind: the other ranks wait, and the run goes on without it
             what = f"{self.where}record_dir={self.folder}: update {update} cannot be written"
-            warnings.warn(f"{what} ({error.strerror or error}); recording stops.", RuntimeWarning, stacklevel=2)
+            why = getattr(error, "strerror", None) or repr(error)
+            warnings.warn(f"{what} ({why}); recording stops.", RuntimeWarning, stacklevel=2)
             self._next = None
             return
         self._last = self.clock() - began

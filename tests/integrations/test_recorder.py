@@ -189,10 +189,13 @@ def test_recording_takes_at_most_one_percent_of_the_run(tmp_path):
     assert written[0] == 0 and 5 < len(written) < 30, "each costs 2 s of 10 s: one in twenty"
 
 
-def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "reason"), [(OSError(28, "No space left on device"), "No space left"), (ValueError("bad"), "ValueError")]
+)
+def test_a_failure_ends_the_recording_and_not_the_run(error, reason, tmp_path, monkeypatch):
     recorder = Recorder(str(tmp_path), 1, "bipace_")
-    monkeypatch.setattr(pq, "write_table", Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.warns(RuntimeWarning, match=r"bipace_record_dir=.*: update 3 cannot be written \(No space left"):
+    monkeypatch.setattr(pq, "write_table", Mock(side_effect=error))
+    with pytest.warns(RuntimeWarning, match=rf"bipace_record_dir=.*: update 3 cannot be written \({reason}"):
         record(recorder, 3)
     monkeypatch.undo()
     recorder._began -= 1e6
