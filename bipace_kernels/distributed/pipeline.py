@@ -75,7 +75,7 @@ def advantage(
     process_group    of torch.distributed; None: the default group.  All of its ranks make this call, with the same
                      configuration and the same arguments; a rank may have no rows (N = 0)
     check            "auto" | "now": no difference here, values are always checked at the call
-    memory           a `ValueMemory` of share="memory"; only rank 0's holds the records, the others stay empty
+    memory           on every rank a `ValueMemory` of share="memory"; rank 0's holds the records, the others stay empty
     The other arguments are those of `bipace_kernels.advantage()`.
 
     Bit-equal to one process on the concatenated rows, for every split, on ranks with one kind of device and instruction
@@ -190,14 +190,13 @@ def plan_owners(held: Any, cost: Any = None) -> Tensor:
 class _Head:
     """What ranks tell each other before any data moves: what JSON holds.
 
-    The fields after n_taken must be equal on all ranks that have records; those of `config` and `backend` on all.
+    The fields after n_taken must be equal on all ranks that have records; those of `options` on all.
     """
 
     n: int
     n_taken: int
     values: dict[str, list[str]]  # distinct ids and observations that are not integers, as text, by argument
-    config: dict[str, Any]  # the fields of Config; a function by its name
-    backend: str
+    options: dict[str, Any]  # the fields of Config, a function by its name; the backend; whether there is a memory
     device: str
     arguments: list[str]
     kinds: dict[str, str]  # of group, trajectory, observation, fingerprint
@@ -273,10 +272,11 @@ def _check_own(
         kinds["fingerprint"] = f"[N, {width}] {fingerprint.dtype}"
         if n or not isinstance(args["fingerprint"], (list, tuple)):
             dtype = str(fingerprint.dtype)
-    own = {field.name: getattr(cfg, field.name) for field in fields(Config)}
-    own |= {"estimator": cfg.estimator_name, "value": cfg.value_name}
+    own = {f"config.{field.name}": getattr(cfg, field.name) for field in fields(Config)}
+    own |= {"config.estimator": cfg.estimator_name, "config.value": cfg.value_name, "backend": backend}
+    own["memory"] = None if memory is None else "an argument"
     plain = {name: x if x is None or isinstance(x, (str, int)) else float(x) for name, x in own.items()}
-    head = _Head(n, taken.numel(), values, plain, backend, where.type, sorted(rows), kinds, width, dtype)
+    head = _Head(n, taken.numel(), values, plain, where.type, sorted(rows), kinds, width, dtype)
     return _Own(head, cfg, where, rows, fingerprint, texts, num_threads, memory)
 
 
@@ -360,7 +360,7 @@ def _result(
     """advantage() of columns [N], which are on the CPU, and of what was moved from other ranks."""
     there = {name: to_device(column, own.where, name) for name, column in columns.items()}
     arguments = {**dict.fromkeys(_ARGUMENTS), **there, **moved}
-    return run(arguments, None, config, own.head.backend, "now", own.num_threads, memory)
+    return run(arguments, None, config, own.head.options["backend"], "now", own.num_threads, memory)
 
 
 class _NoFingerprints(StepRecords):
@@ -398,9 +398,8 @@ def _common(heads: Sequence[_Head]) -> _Head:
             raise ValueError(f"{name} must be the same on all ranks, got {mine} on rank {first}, {other} on {rank}.")
 
     for rank, other in enumerate(heads):
-        for field in fields(Config):
-            same(f"config.{field.name}", head.config[field.name], other.config[field.name], rank)
-        same("backend", head.backend, other.backend, rank)
+        for name, option in head.options.items():
+            same(name, option, other.options[name], rank)
     for rank in with_rows:
         other = heads[rank]
         same("the device of tensors", head.device, other.device, rank)

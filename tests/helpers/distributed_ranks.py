@@ -274,6 +274,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         f"ValueError: the dtype of fingerprint {SAME} torch.float32 on rank 0, torch.float16 on 2",
     ),
     "config": ({"config": bk.Config.bipace(0.3)}, f"ValueError: config.epsilon {SAME} 0.1 on rank 0, 0.3 on 2"),
+    "memory": ({"memory": bk.ValueMemory(9)}, f"ValueError: memory {SAME} None on rank 0, an argument on 2"),
     "no config": ({"config": 3}, "TypeError: rank 2: config must be a bipace_kernels.Config"),
     "backend": ({"backend": "cuda"}, "RuntimeError: rank 2: backend='cuda' cannot run here"),
     "value": ({"rewards": [0.0, 0.0, float("nan")]},
@@ -297,6 +298,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 CONFIGURED = {
     "object": bk.Config.gigpo(),
+    "memory": bk.Config.gae(share="memory"),
     "own term": bk.Config(estimator=reads_fingerprint),
     "own term, exact": OWN["own term, exact"],
     **dict.fromkeys(("text", "long"), bk.Config.gigpo(partition="similar")),
