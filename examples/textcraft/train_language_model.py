@@ -195,7 +195,8 @@ def report(out: Out = HERE) -> None:
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
     before = json.loads((HERE / "start.json").read_text(encoding="utf-8"))["measured"]
     updates = [0, *range(EVERY, DEFAULTS.updates + 1, EVERY)]
-    page = [f"# {len(runs)} of {len(paths)} runs", "", "Percent of the test tasks that are solved, and nats a token."]
+    passes = "Before is a mean of three passes (one at temperature 0), after is one: a standard error of 5 points."
+    page = [f"# {len(runs)} of {len(paths)} runs", "", f"Percent of the test tasks solved, and nats a token. {passes}"]
     figure, panels = png.figure(12.0, 3.8, 1, len(TEMPERATURES))
     for axis, temperature in zip(panels[0], TEMPERATURES, strict=True):
         heads = " | ".join(f"after {update} updates" if update else "before" for update in updates)

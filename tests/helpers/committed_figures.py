@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from paths import ROOT
 
@@ -38,21 +39,30 @@ def curves(path: Path, committed: Path) -> None:
     """Of examples/textcraft or examples/alfworld."""
     import report
 
-    folder, example = path.parent / "results", committed.parents[1]
-    shutil.copytree(committed.parent, folder)
+    example = committed.parents[1]
     title = {"textcraft": "TextCraft", "alfworld": "ALFWorld"}[example.name]
-    report.write_report(folder, example / "warm_start", title)
-    shutil.move(folder / committed.name, path)
-    shutil.rmtree(folder)
+    in_copy(path, committed, lambda folder: report.write_report(folder, example / "warm_start", title))
 
 
 def compared(path: Path, committed: Path) -> None:
     """Of TextCraft's second campaign, and of BabyAI."""
     from comparison_report import write
 
+    comparison = importlib.import_module(f"train_{committed.parents[1].name}").COMPARISON
+    in_copy(path, committed, lambda folder: write(comparison, folder))
+
+
+def language_model(path: Path, committed: Path) -> None:
+    import train_language_model
+
+    in_copy(path, committed, train_language_model.report)
+
+
+def in_copy(path: Path, committed: Path, draw: Callable[[Path], Any]) -> None:
+    """The figure that draw() puts into a copy of the committed one's folder."""
     folder = path.parent / "results"
     shutil.copytree(committed.parent, folder)
-    write(importlib.import_module(f"train_{committed.parents[1].name}").COMPARISON, folder)
+    draw(folder)
     shutil.move(folder / committed.name, path)
     shutil.rmtree(folder)
 
@@ -145,6 +155,7 @@ FIGURES: dict[str, Draw] = {
     "examples/alfworld/results/success.png": curves,
     "examples/babyai/results/success.png": compared,
     "examples/textcraft/knowledge/results/success.png": compared,
+    "examples/textcraft/language_model/curves.png": language_model,
     "examples/textcraft/results/success.png": curves,
     "examples/textcraft/results/others.png": curves,
     "examples/textcraft/results/fewer.png": curves,
