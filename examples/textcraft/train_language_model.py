@@ -215,6 +215,8 @@ def report(out: Out = HERE) -> None:
         axis.set_xticks(updates)
         axis.set_xlabel("updates")
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    for axis, highest in [(axis, max(one.get_ylim()[1] for one in panels[0])) for axis in panels[0]]:
+        axis.set_ylim(0.0, highest)
     panels[0][0].set_ylabel("test tasks solved")
     if runs:
         panels[0][-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9, frameon=False)
