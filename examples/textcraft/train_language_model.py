@@ -215,7 +215,8 @@ def report(out: Out = HERE) -> None:
         axis.set_xticks(updates)
         axis.set_xlabel("updates")
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    for axis, highest in [(axis, max(one.get_ylim()[1] for one in panels[0])) for axis in panels[0]]:
+    highest = max(axis.get_ylim()[1] for axis in panels[0])
+    for axis in panels[0]:
         axis.set_ylim(0.0, highest)
     panels[0][0].set_ylabel("test tasks solved")
     if runs:
