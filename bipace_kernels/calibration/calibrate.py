@@ -86,7 +86,7 @@ def calibrate(
     from ..hidden._prompts import budget_of  # bk.hidden is loaded on demand
     from ..hidden.layers import find_decoder
     from ..hidden.tap import tap
-    from .states import States, token_ids
+    from .states import States, in_use, token_ids
 
     optional.need("sklearn", "calibrate(), for its linear probe,")
     dispatch.check_name(backend)
@@ -115,33 +115,35 @@ def calibrate(
         if (distinct := len(np.unique(same[numbers.numpy() == number]))) < folds:
             wish = f"labels must have {folds} distinct prompts, as folds"
             raise ValueError(f"{wish}, but {label!r} has {distinct}; give more.")
-    states = States(model, rows, folder, restart)
-    settings = {"epsilons": radii, "folds": folds, "seed": seed, "labels": _digest(numbers), "group": _digest(groups)}
-    seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
+    digests = {"labels": _digest(numbers), "group": _digest(groups)}
+    settings = {"epsilons": radii, "folds": folds, "seed": seed, **digests}
+    with in_use(folder):
+        states = States(model, rows, folder, restart)
+        seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
 
-    @contextmanager
-    def timed(part: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        seconds[part] += time.perf_counter() - start
+        @contextmanager
+        def timed(part: str) -> Iterator[None]:
+            start = time.perf_counter()
+            yield
+            seconds[part] += time.perf_counter() - start
 
-    with timed("states"):
-        states.compute(pairs, budget, progress)
-    measured: dict[Pair, Mapping[str, Any]] = {}
-    with progress_bar(progress, "clusters and probes", len(pairs)) as bar:
-        for item in pairs:
-            result = states.remembered(item, settings)
-            if result is None:
-                x = states.load(item)
-                with timed("clusters"):
-                    clusters = _clustered(x, groups, radii, backend)
-                with timed("probes"):
-                    result = {"scan": clusters, **_probed(x, numbers.numpy(), same, folds, seed)}
-                states.remember(item, settings, result)
-            measured[item] = result
-            bar.update()
-    scan = tuple(_scanned(item, measured[item], e, min_clusters) for item in pairs for e in range(len(radii)))
-    choice, reason = _choose(scan, states, groups, min_clusters, backend, band=band, bounds=bounds)
+        with timed("states"):
+            states.compute(pairs, budget, progress)
+        measured: dict[Pair, Mapping[str, Any]] = {}
+        with progress_bar(progress, "clusters and probes", len(pairs)) as bar:
+            for item in pairs:
+                result = states.remembered(item, settings)
+                if result is None:
+                    x = states.load(item)
+                    with timed("clusters"):
+                        clusters = _clustered(x, groups, radii, backend)
+                    with timed("probes"):
+                        result = {"scan": clusters, **_probed(x, numbers.numpy(), same, folds, seed)}
+                    states.remember(item, settings, result)
+                measured[item] = result
+                bar.update()
+        scan = tuple(_scanned(item, measured[item], e, min_clusters) for item in pairs for e in range(len(radii)))
+        choice, reason = _choose(scan, states, groups, min_clusters, backend, band=band, bounds=bounds)
     causal: Any = decoder.causal
     name = Path(str(getattr(causal.config, "_name_or_path", "") or "")).name or type(causal).__name__
     counts = {"n_prompts": len(rows), "n_distinct": states.n_distinct, "n_labels": len(names)}

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..hidden._prompts import Prompts, prompts_of
 from ..hidden.extract import extract_layers
 from ..hidden.layers import Decoder, Layer, find_decoder
 from ..inputs import checks
-from ..support.files import atomic_file
+from ..support.files import atomic_file, locked
 from ..support.progress import progress_bar
 
 Pair = tuple[Layer, str]  # a layer and a pooling
@@ -66,6 +66,24 @@ def _row(prompt: Any, i: int, tokenizer: Any) -> list[int]:
 def stem_of(layer: Layer, pooling: str) -> str:
     """Start of the names of a pair's files."""
     return f"block_{layer.block}{'_normed' if layer.normed else ''}.{pooling}"
+
+
+@contextlib.contextmanager
+def in_use(folder: Path | None) -> Iterator[None]:
+    """Holds the folder of the states; ValueError where another calibration holds it."""
+    with contextlib.ExitStack() as stack:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(locked(folder))
+            except BlockingIOError:
+                raise ValueError(
+                    f"out must be used by one calibration at a time, but another one is writing {folder}; wait until "
+                    "it has ended, or take another folder."
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+        yield
 
 
 class States:
@@ -123,7 +141,6 @@ class States:
             _write_json(self.folder / f"{stem_of(*pair)}.json", {"settings": settings, "measured": measured})
 
     def _open(self, folder: Path, restart: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         manifest = folder / "manifest.json"
         if restart:
             for file in [manifest, *folder.glob("block_*.npy"), *folder.glob("block_*.json")]:
@@ -137,7 +154,7 @@ class States:
                     "folder, or restart=True (--restart) to compute them again."
                 )
         done = saved.get("done", {}).items()
-        self._done = {stem: int(n) for stem, n in done if (folder / f"{stem}.npy").is_file()}
+        self._done = {stem: int(n) for stem, n in done if _is_whole(folder / f"{stem}.npy", self.n_rows)}
         _write_json(manifest, {**self._identity, "done": self._done})
 
     def _keep(self, batch: range, by_pair: Mapping[Pair, Tensor]) -> None:
@@ -177,6 +194,15 @@ class States:
                 f"{os.strerror(error.errno or 0)}: {path.name} needs {out.nbytes / 2**20:,.1f} MiB for states",
             ) from error
         return out
+
+
+def _is_whole(path: Path, n_rows: int) -> bool:
+    """Whether the file holds states of all rows; one that was cut off or replaced is computed again."""
+    try:
+        shape = np.load(path, mmap_mode="r").shape
+    except (OSError, ValueError, EOFError):  # NumPy's three errors for a file that is missing, cut off or no array
+        return False
+    return len(shape) == 2 and shape[0] == n_rows
 
 
 def _allocate(path: Path) -> None:

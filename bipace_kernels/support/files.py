@@ -44,13 +44,13 @@ def _temporary(parent: Path, name: str) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
     prefix = f".bipace-{zlib.crc32(os.fsencode(name)):08x}."
     for old in parent.glob(f"{prefix}*.tmp"):
-        with contextlib.suppress(OSError), _locked(old):
+        with contextlib.suppress(OSError), locked(old):
             shutil.rmtree(old, ignore_errors=True)
     made = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, made, ignore_errors=True)
         with contextlib.suppress(OSError):  # a file system without locks, where leftovers stay
-            stack.enter_context(_locked(made))
+            stack.enter_context(locked(made))
         # Only a locked folder gets the suffix, so that no other run takes it for a leftover.
         folder = made.rename(made.with_name(f"{made.name}.tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -58,7 +58,7 @@ def _temporary(parent: Path, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Holds the folder's lock; OSError where another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

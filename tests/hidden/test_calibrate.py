@@ -15,6 +15,7 @@ from refusals import refused
 import bipace_kernels as bk
 from bipace_kernels.calibration import result as calibration, states as _calibration_states
 from bipace_kernels.hidden import extract_layers, layers
+from bipace_kernels.support.files import locked
 
 module = sys.modules["bipace_kernels.calibration.calibrate"]
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -210,11 +211,16 @@ def test_other_settings_compute_what_is_missing(model, data, forwards, tmp_path)
     relabelled = scan(model, reversed_labels, out=tmp_path, layers=[-4], pooling="last")
     assert not calls and relabelled == scan(model, reversed_labels, layers=[-4], pooling="last")
     assert relabelled.scan[0].accuracy != more.scan[0].accuracy
-    (tmp_path / "states/block_5.last.npy").unlink()
-    assert scan(model, data, out=tmp_path, layers=[-4, -2], pooling="last") == more
+    file = tmp_path / "states/block_5.last.npy"
+    whole = file.read_bytes()
+    for content in (b"", whole[:64], whole[:-8], None):  # a file that was cut off or is gone is computed again
+        file.write_bytes(content) if content is not None else file.unlink()
+        assert scan(model, data, out=tmp_path, layers=[-4, -2], pooling="last") == more and file.read_bytes() == whole
+    with locked(tmp_path / "states"):
+        refused("another one is writing", scan, model, data, out=tmp_path, layers=[-4], pooling="last")
 
 
-def test_another_model_or_other_prompts_are_told(model, data, tmp_path):
+def test_another_model_or_other_prompts_are_refused(model, data, tmp_path):
     scan(model, data, out=tmp_path, layers=[-4], pooling="last")
     other = tiny_models.make()
     with torch.no_grad():
