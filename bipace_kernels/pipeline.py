@@ -137,7 +137,7 @@ def run(
     where = checks.one_device(arguments)
     chosen = dispatch.choose(backend, where)
     at_end: list[Callable[[], None]] = []
-    with threads.using(num_threads, of_numpy=chosen.name == "reference"):
+    with threads.using(num_threads, alone=chosen.name == "reference"):
         x, everyone = check_inputs(arguments, layout, cfg, where, deferred=chosen.deferred)
         result = chain(chosen, x, everyone, memory, at_end)
         if check == "now":

@@ -31,21 +31,21 @@ def checked(num_threads: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def using(num_threads: Any = None, *, of_numpy: bool = False) -> Iterator[None]:
+def using(num_threads: Any = None, *, alone: bool = False) -> Iterator[None]:
     """The count of all native calls inside; None keeps the outer one.  ValueError for a bad BIPACE_NUM_THREADS.
 
-    Every public function runs inside, if only as `@using()`: a forked child inherits torch's pool without its threads,
-    for which torch would wait forever, so there it works alone meanwhile, as it does in DataLoader's workers.  And
-    whatever torch.set_default_device() says, tensors without a device are on the CPU, where native code reads them.
-    With of_numpy forks wait for the end: NumPy's linear algebra never ends if another thread forks meanwhile.
+    Every public function runs inside: a forked child inherits torch's pool without its threads, for which torch would
+    wait forever, so there it works alone meanwhile, as it does in DataLoader's workers.  And whatever
+    torch.set_default_device() says, tensors without a device are on the CPU, where native code reads them.  With alone,
+    forks and other such calls wait: NumPy's linear algebra never ends if another thread forks, and a second extract()
+    or a child would take a model that extract() has shortened for a whole one.
     """
-    token = _chosen.set(checked(num_threads) or count())
+    token, none = _chosen.set(checked(num_threads) or count()), contextlib.nullcontext()
     of_torch = torch.get_num_threads() if _forked.is_set() else 1
     try:
         if of_torch > 1:
             torch.set_num_threads(1)
-        none: Any = contextlib.nullcontext()
-        with torch.device("cpu") if torch.get_default_device().type != "cpu" else none, unforked if of_numpy else none:
+        with torch.device("cpu") if torch.get_default_device().type != "cpu" else none, unforked if alone else none:
             yield
     finally:
         if of_torch > 1:

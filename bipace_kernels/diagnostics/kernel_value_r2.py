@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-@threads.using(of_numpy=True)
+@threads.using(alone=True)
 def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -> ValueR2:
     """`ValueR2` of the values that Config.gae() gives each trajectory's records without their returns.
 
@@ -68,7 +68,7 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
     return judged(r, prediction, base, taken, covered & taken, group, lay.n_groups)
 
 
-@threads.using(of_numpy=True)
+@threads.using(alone=True)
 def nearest(
     result: AdvantageResult, fingerprint: Any, config: Config, most: int
 ) -> list[tuple[list[int], list[float]]]:

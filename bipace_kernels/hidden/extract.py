@@ -73,7 +73,7 @@ def extract(
     return next(iter(states.values()))
 
 
-@threads.using()
+@threads.using(alone=True)
 def extract_layers(
     model: Any,
     input_ids: Any,

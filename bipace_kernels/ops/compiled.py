@@ -53,19 +53,20 @@ def advantage(
     total, step, episode, returns, cluster, branch, value, flags, late = torch.ops.bipace.advantage(
         *tensors, layout=layout._handle, config=handle, fields=spelled, backend=backend, **options
     )
-    records = CompiledRecords(arguments, layout, cfg, flags, late)
-    kept = value if cfg.estimator_row.has_value else None
-    return AdvantageResult(total, step, episode, returns, cluster, branch, records, value=kept)
+    # Copies of what metrics read, as the caller may write into it; of fingerprints only that they were given counts.
+    x, read = arguments["fingerprint"], {name: arguments[name] for name in ("action_key", "action_parsed")}
+    read["fingerprint"] = None if x is None else x[..., :1]
+    kept = {**arguments, **{name: None if x is None else x.clone() for name, x in read.items()}}
+    value, records = value if cfg.estimator_row.has_value else None, CompiledRecords(kept, layout, cfg, flags, late)
+    return AdvantageResult(total, step, episode, returns, cluster, branch, records, value=value)
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, disabled for the compiler: a call it cannot trace runs eagerly as a whole, not in pieces."""
     disable = getattr(sys.modules["torch._dynamo"], "disable", None)  # None while it is being imported
-    if disable is None:
-        return function
-    if function not in _untraced:
+    if disable is not None and function not in _untraced:
         _untraced[function] = disable(function)
-    return _untraced[function]
+    return _untraced.get(function, function)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +87,10 @@ class CompiledRecords:
 
     def _unread(self) -> Unread:
         """The flags from the graph, the texts of errors from the arguments."""
-        device = self.flags.device
-        x, everyone = check_inputs(self.arguments, self.layout, self.config, device, deferred=True)
+        x, everyone = check_inputs(self.arguments, self.layout, self.config, self.flags.device, deferred=True)
         lay = everyone.once() if self.config.duplicates == "once" else everyone
         state, episode_differs, copy_differs = self.flags
-        order, every = lay.on(device).order, everyone.on(device).order
+        order, every = lay.on(x.device).order, everyone.on(x.device).order
         late = [LateCheck(self.late[i], late.error, late.text) for i, late in enumerate(x.late)]
         differs = episode_differs[order] != 0, copy_differs[every] != 0
         return Unread(everyone, lay, replace(x, late=late), state[order], *differs)

@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
@@ -51,6 +52,16 @@ def test_every_family(family, side):
         for packed in (None, True) if PACKS else (None,):
             rows = bk.hidden.extract(model, ids, mask, layer, token_budget=40, packed=packed)
             assert distance(rows, want) < 1e-5, (layer, packed)
+
+
+def test_threads_with_one_model_wait_for_each_other(model, ids, mask):
+    """A second call would count layers in the model that the first has shortened, and leave it so."""
+    layers, model = [-8, -1] * 8, model.train()
+    want = {layer: bk.hidden.extract(model, ids, mask, layer) for layer in layers[:2]}
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda layer: bk.hidden.extract(model, ids, mask, layer), layers)
+        assert all(map(torch.equal, found, map(want.get, layers)))
+    assert len(model.model.layers) == tm.N_BLOCKS and all(module.training for module in model.modules())
 
 
 def test_every_layer_and_pooling_is_what_a_tap_gives(model, ids, mask):

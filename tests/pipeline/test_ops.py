@@ -106,6 +106,15 @@ def test_compiled_with_bad_values_padding_and_copies(device):
         assert_same(pickle.loads(pickle.dumps(got)), want)
 
 
+def test_compiled_metrics_are_of_the_values_at_the_call(device):
+    given = {name: column.clone() for name, column in given_of(BATCH, device).items()}
+    got = torch.compile(call, fullgraph=True, backend="aot_eager")(given, layout_of(BATCH), CONFIGS["bipace"])
+    want = got.metrics()
+    for column in given.values():
+        column.zero_()
+    assert got.metrics() == want
+
+
 def test_new_layouts_and_other_epsilons_are_no_new_compilation():
     calls = []
 
