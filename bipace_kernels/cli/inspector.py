@@ -181,8 +181,7 @@ def _add(
     content: dict[str, Any], texts: dict[str, int], part: Part, number: int, options: Any, estimators: Sequence[Row]
 ) -> None:
     """Appends a part's records, groups and rollouts to the content, and new texts."""
-    groups, paths, columns = content["groups"], content["rollouts"], content["columns"]
-    records = part.records
+    records, groups, paths, columns = part.records, content["groups"], content["rollouts"], content["columns"]
     shared = shared_arguments(records, options.action_mode, options.backend, options.threads)
     results = _results(part, shared, estimators)
     lay = shared["layout"].once() if options.duplicates == "once" else shared["layout"]
@@ -240,14 +239,15 @@ def _add(
     columns["same_action"] += _renumbered(actions[order], columns["same_action"])
     for name, column in columns["trained"].items():
         column += _floats(np.array(getattr(records, f"trained_{name}"), np.float64)[order])
+    of_row = {row: i for i, row in enumerate(order.tolist(), first)}
     if records.trained_neighbours is not None and records.trained_kernel is not None:
-        place = {(records.file[row], records.line[row]): i for i, row in enumerate(order.tolist(), first)}
+        starts = {file: records.file.index(file) for file in set(records.file)}  # blank lines are no rows
+        of_file = {(records.file[row], row - starts[records.file[row]]): i for row, i in of_row.items()}
         near: list[Any] = list(zip(records.trained_neighbours, records.trained_kernel, strict=True))
-        shown = [[place.get((records.file[row], other + 1)) for other in near[row][0]] for row in order.tolist()]
+        shown = [[of_file.get((records.file[row], other)) for other in near[row][0]] for row in order.tolist()]
     else:
         config = next(row.config for row in estimators if row.key == "gae")
         near = nearest(results["gae"], part.fingerprint, config, NEIGHBOURS)
-        of_row = {row: i for i, row in enumerate(order.tolist(), first)}
         shown = [[of_row.get(other) for other in near[row][0]] for row in order.tolist()]
     for row, others in zip(order.tolist(), shown, strict=True):
         pairs = [(other, k) for other, k in zip(others, near[row][1], strict=False) if other is not None]
