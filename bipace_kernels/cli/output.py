@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,8 @@ def write_table(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -
             file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
         text = stack.enter_context(io.TextIOWrapper(file, encoding="utf-8", newline=""))
         if name.endswith(".csv"):
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(rows)
+            # Quotes around every text: older Pythons leave them out around a lone carriage return.
+            csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).writerows(chain([columns], rows))
             return
         for row in rows:
             text.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, allow_nan=False) + "\n")

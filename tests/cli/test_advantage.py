@@ -1,5 +1,6 @@
 """`bipace advantage`: a table worked by hand, every option, all formats, and no partial files left."""
 
+import csv
 import dataclasses
 import gzip
 import json
@@ -356,6 +357,11 @@ def test_columns_and_files(tmp_path):
     read = made(*options, "--merge-files")
     assert read["cluster"] == [0, 1, 0, 2, 0, 1] * 2 and read["file"] == [str(one)] * 6 + [str(two)] * 6
     assert read["rollout"] == ["r0", "r0", "r1", "r1", "r2", "r2"] * 2  # ids may be strings
+    ids = [f'"{i}",\r' for i in range(len(GOLDEN))]  # CSV needs quotes around each of these characters
+    rows = [dict(row, rollout=name) for row, name in zip(GOLDEN, ids, strict=True)]
+    assert run("advantage", write(one, rows), "--out", tmp_path / "out.csv", "--preset", "grpo").exit_code == 0
+    with open(tmp_path / "out.csv", newline="") as file:
+        assert [row["rollout"] for row in csv.DictReader(file)] == ids
 
 
 def test_shuffled_lines_change_nothing(games, tmp_path):
@@ -495,7 +501,7 @@ def test_two_runs_at_once_keep_each_others_files_and_a_link_gives_way(tmp_path):
     kept.write_text("kept")
     out.symlink_to(kept)
     assert run("advantage", rollouts, "--out", out, "--preset", "grpo").exit_code == 0
-    assert not out.is_symlink() and out.read_text().startswith("file,")
+    assert not out.is_symlink() and out.read_text().startswith('"file",')
     assert kept.read_text() == "kept"
 
 
