@@ -88,16 +88,15 @@ def run(values: Mapping[str, Any]) -> None:
 
 
 def _sections(records: rollouts.Rollouts) -> list[Section]:
-    if records.merged or len(records.sources) == 1:
-        names = [Path(source.path).name for source in records.sources]
+    names = [Path(source.path).name for source in records.sources]
+    if records.merged or len(names) == 1:
         return [Section(" + ".join(names), _slug(names[0] if len(names) == 1 else "all", set()), records)]
     taken: set[str] = set()
-    sections = []
-    for index, source in enumerate(records.sources):
-        name = Path(source.path).name
-        rows = [row for row, file in enumerate(records.file) if file == index]
-        sections.append(Section(name, _slug(name, taken), records.select(rows)))
-    return sections
+    slugs = [_slug(name, taken) for name in names]
+    if len(set(names)) < len(names):  # such as updates of two training runs, which are not those of one
+        names = [source.path for source in records.sources]
+    rows = [[row for row, file in enumerate(records.file) if file == index] for index in range(len(names))]
+    return [Section(*own, records.select(of_file)) for *own, of_file in zip(names, slugs, rows, strict=True)]
 
 
 def _slug(name: str, taken: set[str]) -> str:

@@ -148,7 +148,7 @@ def test_sections_and_merged_files(games, tmp_path):
     args = ["report", games, other, "--epsilons", "0.25", "--no-similar"]
     assert run(*args, "--out", tmp_path / "apart").exit_code == 0
     apart = json.loads((tmp_path / "apart" / "report.json").read_text())
-    assert [section["name"] for section in apart["sections"]] == ["games.jsonl", "games.jsonl"]
+    assert [section["name"] for section in apart["sections"]] == [str(games), str(other)]
     assert "similar" not in apart["sections"][0]["partitions"]
     assert (tmp_path / "apart" / "games_2_steps.png").exists()
     one, two = apart["sections"]
