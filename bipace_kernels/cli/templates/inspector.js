@@ -565,7 +565,7 @@ function saveSteps() {
   save("steps.csv", [names, ...sorted(wantedSteps(), stepColumns()[at].value, way).map((i) => {
     const group = data.groups[columns.group[i]], path = columns.rollout[i], { name, total } = data.rollouts[path];
     return [data.files[group.file], columns.line[i], group.task, name, outcome(path), total, columns.step[i],
-      text(columns.action[i]), text(columns.observation[i]), columns.reward[i], columns.returns[i], clusterOf(i),
+      full(columns.action[i]), full(columns.observation[i]), columns.reward[i], columns.returns[i], clusterOf(i),
       columns.spread[i], ...keys.map((key) => columns.advantage[key][i])];
   })]);
 }
