@@ -35,17 +35,18 @@ def using(num_threads: Any = None, *, alone: bool = False) -> Iterator[None]:
     """The count of all native calls inside; None keeps the outer one.  ValueError for a bad BIPACE_NUM_THREADS.
 
     Every public function runs inside: a forked child inherits torch's pool without its threads, for which torch would
-    wait forever, so there it works alone meanwhile, as it does in DataLoader's workers.  And whatever
-    torch.set_default_device() says, tensors without a device are on the CPU, where native code reads them.  With alone,
-    forks and other such calls wait: NumPy's linear algebra never ends if another thread forks, and a second extract()
-    or a child would take a model that extract() has shortened for a whole one.
+    wait forever, so there it works alone, as in DataLoader's workers.  Whatever torch.set_default_device() says (in a
+    child torch cannot say which "cuda"), tensors without a device are on the CPU, where native code reads them.  With
+    alone, forks and other such calls wait: NumPy's linear algebra never ends if another thread forks, and a second
+    extract() or a child would take a model that extract() has shortened for a whole one.
     """
-    token, none = _chosen.set(checked(num_threads) or count()), contextlib.nullcontext()
-    of_torch = torch.get_num_threads() if _forked.is_set() else 1
+    forked, none = _forked.is_set(), contextlib.nullcontext()
+    of_torch, elsewhere = (torch.get_num_threads(), True) if forked else (1, torch.get_default_device().type != "cpu")
+    token = _chosen.set(checked(num_threads) or count())
     try:
         if of_torch > 1:
             torch.set_num_threads(1)
-        with torch.device("cpu") if torch.get_default_device().type != "cpu" else none, unforked if alone else none:
+        with torch.device("cpu") if elsewhere else none, unforked if alone else none:
             yield
     finally:
         if of_torch > 1:

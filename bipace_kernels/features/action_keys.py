@@ -65,7 +65,7 @@ def action_keys(
     if token_bytes is not None and not isinstance(token_bytes, TokenBytes):
         raise TypeError(f"token_bytes must be bk.token_bytes(tokenizer) or None, got {type(token_bytes).__name__}.")
     threads.checked(num_threads)
-    if isinstance(responses, np.ndarray) and responses.dtype.kind in "OUS":
+    if isinstance(responses, np.ndarray) and responses.dtype.kind in "OUST":
         responses = responses.tolist()
     if not isinstance(responses, (list, tuple, np.ndarray, torch.Tensor)):
         raise TypeError(f"responses must be {KINDS}, got {type(responses).__name__}; put a single one into a list.")

@@ -248,6 +248,23 @@ def test_every_function_works_in_a_forked_child_of_a_process_that_called_it(n):
     assert python(EVERY_FUNCTION, str(n), timeout=1800, OMP_NUM_THREADS="4") == "[]"
 
 
+def test_a_forked_child_works_whatever_gpu_is_the_default():
+    """It cannot use one that its parent used, and a torch without CUDA has none: asking which it is fails in both."""
+    code = """
+import os
+import torch
+import bipace_kernels as bk
+rows = dict(group=[0, 0], trajectory=[0, 1], rewards=[1.0, 0.0], config="grpo")
+want = bk.advantage(**rows).metrics()
+torch.set_default_device("cuda")
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if bk.advantage(**rows).metrics() == want else 2)
+print(os.waitpid(pid, 0)[1])
+"""
+    assert python(code) == "0"
+
+
 @pytest.mark.slow
 def test_fork_while_another_thread_is_inside_the_pool():
     """The child inherits a pool whose owner does not exist there; it must neither wait for it nor lose its threads."""
