@@ -96,7 +96,8 @@ def _sections(records: rollouts.Rollouts) -> list[Section]:
     if len(set(names)) < len(names):  # such as updates of two training runs, which are not those of one
         names = [source.path for source in records.sources]
     rows = [[row for row, file in enumerate(records.file) if file == index] for index in range(len(names))]
-    return [Section(*own, records.select(of_file)) for *own, of_file in zip(names, slugs, rows, strict=True)]
+    parts = map(records.select, rows)
+    return [Section(name, slug, part) for name, slug, part in zip(names, slugs, parts, strict=True)]
 
 
 def _slug(name: str, taken: set[str]) -> str:
