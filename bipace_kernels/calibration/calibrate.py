@@ -117,16 +117,16 @@ def calibrate(
             raise ValueError(f"{wish}, but {label!r} has {distinct}; give more.")
     digests = {"labels": _digest(numbers), "group": _digest(groups)}
     settings = {"epsilons": radii, "folds": folds, "seed": seed, **digests}
+    seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
+
+    @contextmanager
+    def timed(part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        seconds[part] += time.perf_counter() - start
+
     with in_use(folder):
         states = States(model, rows, folder, restart)
-        seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
-
-        @contextmanager
-        def timed(part: str) -> Iterator[None]:
-            start = time.perf_counter()
-            yield
-            seconds[part] += time.perf_counter() - start
-
         with timed("states"):
             states.compute(pairs, budget, progress)
         measured: dict[Pair, Mapping[str, Any]] = {}

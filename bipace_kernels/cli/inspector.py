@@ -241,7 +241,7 @@ def _add(
         column += _floats(np.array(getattr(records, f"trained_{name}"), np.float64)[order])
     of_row = {row: i for i, row in enumerate(order.tolist(), first)}
     if records.trained_neighbours is not None and records.trained_kernel is not None:
-        starts = {file: records.file.index(file) for file in set(records.file)}  # blank lines are no rows
+        starts = {file: row for row, file in reversed([*enumerate(records.file)])}  # blank lines are no rows
         of_file = {(records.file[row], row - starts[records.file[row]]): i for row, i in of_row.items()}
         near: list[Any] = list(zip(records.trained_neighbours, records.trained_kernel, strict=True))
         shown = [[of_file.get((records.file[row], other)) for other in near[row][0]] for row in order.tolist()]
