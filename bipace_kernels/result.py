@@ -93,10 +93,15 @@ class AdvantageResult:
     def with_bad_states(self, bad: Tensor) -> AdvantageResult:
         """The same result, which counts these rows [N] bool as invalid: its clusters were made of states elsewhere.
 
-        Synchronizes with a GPU.
+        Synchronizes with a GPU.  ValueError for a result of bipace_kernels.distributed.
         """
         rows = checks.bool_vector(bad, "bad", (self.tensors or self).advantage.shape[0])
         records = self._records()
+        if records.layout.n_rows != len(rows):
+            raise ValueError(
+                "with_bad_states() must have the result of one process, but this is of bipace_kernels.distributed; "
+                "there, pass the states to advantage(on_invalid='singleton')."
+            )
         usable = ~rows.cpu().index_select(0, records.layout.order)
         usable = usable if records.usable is None else usable & records.usable
         return replace(self, records=replace(records, usable=usable))

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -213,14 +214,16 @@ def _allocate(path: Path) -> None:
 
 
 def _model_hash(decoder: Decoder) -> str:
-    """Hash of the configuration and of each parameter's name, shape, dtype and exact sum of its bits as integers."""
+    """Hash of the configuration and of each weight's name, shape, dtype and exact sum of its bits as integers."""
     config = decoder.causal.config.to_dict()  # type: ignore[operator, union-attr]
     for name in ("_name_or_path", "transformers_version"):
         config.pop(name, None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, parameter in decoder.causal.named_parameters():
-        bits = parameter.detach().contiguous().view(_INTEGER_OF_SIZE[parameter.element_size()])
-        digest.update(f"{name} {list(parameter.shape)} {parameter.dtype} {int(bits.sum(dtype=torch.int64))}\n".encode())
+    saved = decoder.causal.state_dict()  # without buffers that a forward may change, such as those of RoPE
+    buffers = ((name, buffer) for name, buffer in decoder.causal.named_buffers() if name in saved)
+    for name, weight in itertools.chain(decoder.causal.named_parameters(), buffers):
+        bits = weight.detach().contiguous().view(_INTEGER_OF_SIZE[weight.element_size()])
+        digest.update(f"{name} {list(weight.shape)} {weight.dtype} {int(bits.sum(dtype=torch.int64))}\n".encode())
     for module in decoder.causal.modules():
         if hasattr(module, "_active_adapter"):  # of PEFT: which adapters run, and how strong they are
             used = [getattr(module, name, None) for name in ("_active_adapter", "_disable_adapters", "scaling")]

@@ -144,7 +144,7 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
         "partitions": partitions,
         "branches": list(BRANCHES),
         "success_above": options.success_above if records[0].success is None else None,
-        "neighbours": TRAINED if records[0].trained_neighbours is not None else "recomputed",
+        "neighbours": TRAINED if _recorded(records[0]) else "recomputed",
         "has_actions": has_actions,
         "action_tag": options.action_mode == "action_tag",
         **content,
@@ -187,7 +187,7 @@ def _add(
     lay = shared["layout"].once() if options.duplicates == "once" else shared["layout"]
     order = lay.order.numpy()
     copy = np.zeros(len(order), bool) if lay.first is None else lay.first.numpy() < np.arange(len(order))
-    first, first_group = len(columns["group"]), len(groups)
+    first, first_group, files = len(columns["group"]), len(groups), records.file_names()
 
     known_groups: dict[int, int] = {}
     known_paths: dict[int, int] = {}
@@ -199,8 +199,9 @@ def _add(
         at = known_groups[group]
         if trajectory not in known_paths:
             known_paths[trajectory] = len(paths)
-            source = f"{Path(records.sources[records.file[row]].path).name} " if records.merged else ""
-            paths.append({"group": at, "name": _cut(f"{source}{records.rollout[row]}"), "total": 0.0, "success": None})
+            source = f"{_cut(files[records.file[row]])} " if records.merged else ""
+            name = f"{source}{_cut(str(records.rollout[row]))}"
+            paths.append({"group": at, "name": name, "total": 0.0, "success": None})
             groups[at]["rollouts"] += 1
         path = paths[known_paths[trajectory]]
         groups[at]["records"] += 1
@@ -240,10 +241,10 @@ def _add(
     for name, column in columns["trained"].items():
         column += _floats(np.array(getattr(records, f"trained_{name}"), np.float64)[order])
     of_row = {row: i for i, row in enumerate(order.tolist(), first)}
-    if records.trained_neighbours is not None and records.trained_kernel is not None:
+    if _recorded(records):
         starts = {file: row for row, file in reversed([*enumerate(records.file)])}  # blank lines are no rows
         of_file = {(records.file[row], row - starts[records.file[row]]): i for row, i in of_row.items()}
-        near: list[Any] = list(zip(records.trained_neighbours, records.trained_kernel, strict=True))
+        near: Any = list(zip(records.trained_neighbours, records.trained_kernel, strict=True))  # type: ignore[arg-type]
         shown = [[of_file.get((records.file[row], other)) for other in near[row][0]] for row in order.tolist()]
     else:
         config = next(row.config for row in estimators if row.key == "gae")
@@ -253,6 +254,11 @@ def _add(
         pairs = [(other, k) for other, k in zip(others, near[row][1], strict=False) if other is not None]
         columns["neighbours"].append([other for other, _ in pairs])
         columns["kernel"].append([_short(k) for _, k in pairs])
+
+
+def _recorded(records: rollouts.Rollouts) -> bool:
+    """Whether a training run recorded the neighbours, with their k."""
+    return records.trained_neighbours is not None and records.trained_kernel is not None
 
 
 def _results(part: Part, shared: dict[str, Any], estimators: Sequence[Row]) -> dict[str, Any]:

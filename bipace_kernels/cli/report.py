@@ -88,13 +88,11 @@ def run(values: Mapping[str, Any]) -> None:
 
 
 def _sections(records: rollouts.Rollouts) -> list[Section]:
-    names = [Path(source.path).name for source in records.sources]
+    names = records.file_names()
     if records.merged or len(names) == 1:
         return [Section(" + ".join(names), _slug(names[0] if len(names) == 1 else "all", set()), records)]
     taken: set[str] = set()
-    slugs = [_slug(name, taken) for name in names]
-    if len(set(names)) < len(names):  # such as updates of two training runs, which are not those of one
-        names = [source.path for source in records.sources]
+    slugs = [_slug(Path(source.path).name, taken) for source in records.sources]
     rows = [[row for row, file in enumerate(records.file) if file == index] for index in range(len(names))]
     parts = map(records.select, rows)
     return [Section(name, slug, part) for name, slug, part in zip(names, slugs, parts, strict=True)]

@@ -115,6 +115,11 @@ class Rollouts:
         source = self.sources[self.file[row]]
         return f"{source.path}, {source.unit} {self.line[row]}"
 
+    def file_names(self) -> list[str]:
+        """A name for each source; their paths, where files of two training runs have equal names."""
+        names = [Path(source.path).name for source in self.sources]
+        return names if len(set(names)) == len(names) else [source.path for source in self.sources]
+
     def is_valid(self, row: int) -> bool:
         return self.valid is None or self.valid[row]
 

@@ -339,14 +339,19 @@ def _run(process_group: Any, prepare: Callable[[], _Own]) -> AdvantageResult:
     last = cfg if of_codes else replace(cfg, partition="exact")
     if callable(cfg.estimator):
         last = replace(last, estimator=_with_config(cfg, hidden="fingerprint" in head.kinds))
-    try:
-        result = _result(columns, last, own)
-        records = _records(result, cfg, state)
-    except (ValueError, TypeError) as error:
-        where = f" Rows are counted over the ranks in rank order; these have {counts} rows."
-        if isinstance(error, InputError) and error.parts:
-            raise type(error)(error.text + "{}", *error.parts, where) from error
-        raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{error}{where}") from error
+
+    def finish() -> tuple[AdvantageResult, Records]:
+        try:
+            result = _result(columns, last, own)
+            return result, _records(result, cfg, state)
+        except (ValueError, TypeError) as error:
+            where = f" Rows are counted over the ranks in rank order; these have {counts} rows."
+            if isinstance(error, InputError) and error.parts:
+                raise type(error)(error.text + "{}", *error.parts, where) from error
+            raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{error}{where}") from error
+
+    # A function of the caller may fail on one rank alone; all else is computed from the same columns everywhere.
+    result, records = ranks.all_or_none(finish) if callable(cfg.estimator) else finish()
     if failed is not None:
         raise RuntimeError(f"clustering failed on {failed}")
     begin = sum(counts[: ranks.rank])

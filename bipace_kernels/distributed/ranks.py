@@ -70,6 +70,18 @@ class Ranks:
                 raise error_type(text) from (failed if rank == self.rank else None)
         return mine, [one["head"] for one in notes]
 
+    def all_or_none(self, make: Callable[[], T]) -> T:
+        """The result of `make` here; its error, or a RuntimeError with that of another rank."""
+        try:
+            made = make()
+        except Exception as error:  # of any kind: the other ranks wait for an answer
+            self.texts(f"rank {self.rank}: {type(error).__name__}: {error}")
+            raise
+        failed = next(filter(None, self.texts("")), None)
+        if failed is not None:
+            raise RuntimeError(failed)
+        return made
+
     def rows(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
         """[Σ counts, K] rows of all ranks in rank order, bit for bit, on the device of `mine`.
 

@@ -36,7 +36,8 @@ def _to_tokens(advantage: Any, mask: Any, *, looks: bool) -> Tensor:
     tokens = checks.to_tensor(mask, "mask", "booleans of shape [B, T]")
     if tokens.ndim != 2 or tokens.shape[0] != n:
         raise ValueError(f"mask must have shape [B, T] with B = {n} like advantage, got {list(tokens.shape)}.")
-    if looks and tokens.dtype != torch.bool and not bool(((tokens == 0) | (tokens == 1)).all()):
+    in_doubt = looks and tokens.dtype != torch.bool
+    if tokens.is_complex() or (in_doubt and not bool(((tokens == 0) | (tokens == 1)).all())):
         raise ValueError("mask must hold booleans or 0 and 1 only; apply weights in the loss.")
     on_device = values.to(device=device, dtype=torch.float32).unsqueeze(1)
     return torch.where(tokens.to(device).bool(), on_device, torch.zeros((), dtype=torch.float32, device=device))

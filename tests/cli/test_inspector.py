@@ -146,11 +146,19 @@ def test_what_a_trainer_recorded_stands_beside_the_presets(tmp_path):
     for rows, want in ((trained(), [-1, -1, 0, 0, 1, 1, 2, 3, 3, 4, 4, 5]), (padding, [])):  # each file has its own
         merged = content_of(tmp_path, rows, write(tmp_path / "c.jsonl", rows), "--merge-files")
         assert sorted(merged["columns"]["cluster"]["trained"]) == want
+    (tmp_path / "second").mkdir()
+    twice = content_of(tmp_path, GOLDEN, write(tmp_path / "second/a.jsonl", GOLDEN), "--merge-files")
+    names = [path["name"] for path in twice["rollouts"]]
+    assert len(set(names)) == len(names) and sum("second" in name for name in names) == len(names) // 2
     near = [dict(row, bipace_neighbours=[(i + 1) % 6, 6], bipace_kernel=[0.5, 0.1]) for i, row in enumerate(trained())]
     path = write(tmp_path / "d.jsonl", near)
     path.write_text(path.read_text().replace("\n", "\n\n"))  # blank lines are no rows
-    found = unpack(made_by(path, tmp_path / "near"))["columns"]
+    near_page = unpack(made_by(path, tmp_path / "near"))
+    found = near_page["columns"]
+    assert near_page["neighbours"] == "trained"
     assert [[found["line"][j] for j in row] for row in found["neighbours"]] == [[(n + 2) % 12] for n in found["line"]]
+    path = write(tmp_path / "e.jsonl", [{k: v for k, v in row.items() if k != "bipace_kernel"} for row in near])
+    assert unpack(made_by(path, tmp_path / "alone"))["neighbours"] == "recomputed"
     several = np.array([columns["scaled"][key] for key in (*PRESETS, "trained")])
     np.testing.assert_allclose(columns["spread"], several.max(axis=0) - several.min(axis=0), rtol=2e-3)
     path = write(tmp_path / "b.jsonl", [dict(row, bipace_cluster="a") for row in trained()])

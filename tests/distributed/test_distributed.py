@@ -64,6 +64,10 @@ def test_one_ranks_mistake_is_told_to_all(found, name):
 def test_a_failure_of_one_owner_is_told_to_all_and_groups_work_after_errors(found):
     assert of(found, "owner:3") == ["RuntimeError: clustering failed on rank 0: MemoryError: no room"] * 3
     assert [rank["after"] for rank in of(found, "errors:3")] == ["", "", ""]
+    for number, rank in enumerate(of(found, "errors:3")):
+        where = "" if number == 2 else "rank 2: RuntimeError: "
+        assert rank["own term of one"].startswith(f"RuntimeError: {where}estimator fails_on_the_last raised OSError")
+        assert rank["bad states"].startswith("ValueError: with_bad_states() must have the result of one process")
 
 
 def test_a_fingerprint_travels_at_most_once_and_nothing_else_is_wide(found):

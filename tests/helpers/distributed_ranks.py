@@ -48,6 +48,13 @@ def reads_fingerprint(records: Any) -> torch.Tensor:
     return records.returns if records.fingerprint is None else records.returns * records.fingerprint[:, 0]
 
 
+def fails_on_the_last(records: Any) -> torch.Tensor:
+    """Fails on one rank alone, as a function does that reads a file of its machine."""
+    if dist.get_rank() == WORLD - 1:  # of every group in these tests the last
+        raise OSError("no such table")
+    return records.returns.float()
+
+
 def own_value(records: Any) -> torch.Tensor:
     """Depends on all records, also where values are not shared between groups."""
     return records.returns.double() * 0.5 + (0 if (x := records.fingerprint) is None else x.double().sum())
@@ -321,6 +328,10 @@ def case_errors(group: Any) -> dict[str, str]:
         if rank == dist.get_world_size(group) - 1:
             given.update(change)
         said[name] = error_of(lambda given=given: distributed.advantage(**given, process_group=group))
+    bad = distributed.advantage(**small(rank), process_group=group).with_bad_states
+    said["bad states"] = error_of(lambda: bad(torch.zeros(3, dtype=torch.bool)))
+    own = {**small(rank), "config": bk.Config(estimator=fails_on_the_last)}
+    said["own term of one"] = error_of(lambda: distributed.advantage(**own, process_group=group))
     said["after"] = check_advantage(group, 3)
     return said
 

@@ -231,6 +231,8 @@ def test_another_model_or_other_prompts_are_refused(model, data, tmp_path):
     refused("holds states of other prompts", scan, model, (prompts, data[1]), out=tmp_path, layers=[-4], pooling="last")
     anew = scan(other, data, out=tmp_path, layers=[-4], pooling="last", restart=True)
     assert anew == scan(other, data, layers=[-4], pooling="last") and anew.reused == 0
+    other.register_buffer("steering", torch.ones(3))
+    refused("states of another model", scan, other, data, out=tmp_path, layers=[-4], pooling="last")
     peft = pytest.importorskip("peft", reason="peft is not installed")
     adapted = peft.get_peft_model(tiny_models.make(), peft.LoraConfig(target_modules=["q_proj"]))
     scan(adapted, data, out=tmp_path, layers=[-4], pooling="last", restart=True)

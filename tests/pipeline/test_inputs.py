@@ -105,6 +105,7 @@ def test_to_tokens_refuses():
         refused(words, bk.to_tokens, value, [[1]], error=(ValueError, TypeError))
     refused(r"mask must have shape \[B, T\] with B = 1", bk.to_tokens, [1.0], [1, 1])
     refused("0 and 1 only", bk.to_tokens, [1.0], [[0.5]])
+    refused("0 and 1 only", bk.to_tokens, [1.0], torch.tensor([[1 + 0j]]))
     with pytest.raises(TypeError, match="pass its `advantage`"):
         bk.to_tokens(bk.advantage([0, 0], [0, 1], [1.0, 0.0], config=bk.Config.grpo()), torch.ones(2, 3))
 
