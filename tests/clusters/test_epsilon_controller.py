@@ -137,6 +137,15 @@ def test_takes_the_point_whose_median_is_nearest_to_the_middle_of_the_band():
     assert moved >= 5
 
 
+def test_of_equally_good_points_the_nearest():
+    """Two pairs of states, each visited twice: medians 2, 4 and 8; 4 and 8 are equally far from √32."""
+    parts = [np.full((4, 1), 0.87**0.5), 0.028**0.5 * np.eye(2).repeat(2, axis=0), 0.102**0.5 * np.eye(4)]
+    x, group = np.tile(np.concatenate(parts, axis=1).astype(np.float32), (2, 1)), np.zeros(8, np.int64)
+    ahead = [0.1 * 1.25 ** (j / 4) for j in range(5)]
+    assert medians(x, group, ahead) == [2, 4, 8, 8, 8]
+    assert bk.EpsilonController(0.1).update(x, group) == ahead[1]
+
+
 def test_a_band_between_two_points():
     """States 0.1 apart: below all single, above all one.  The nearest of the two is taken, and kept."""
     for copies, states, start, end in (
