@@ -113,9 +113,9 @@ def _hash(text: str) -> str:
 def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
     """What the page shows, as JSON: columns with an entry for each record, by prompt group, rollout and step.
 
-    Numbers have four digits.  `spread` is the estimators' disagreement: the largest minus the smallest A/rms(A), each
-    rms over the part.  `neighbours` are the records of the same prompt group with the largest kernel k of "gae", as a
-    training run recorded them if it did.
+    Numbers have four digits, but for totals.  `spread` is the estimators' disagreement: the largest minus the smallest
+    A/rms(A), each rms over the part.  `neighbours` are the records of the same prompt group with the largest kernel k
+    of "gae", as a training run recorded them if it did.
     """
     records = [part.records for part in parts]
     has_actions = all(r.action is not None for r in records)
@@ -288,7 +288,7 @@ def _finish(groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[s
         for path in own:
             if path["success"] is None and abs(path["total"]) <= LIMIT:
                 path["success"] = path["total"] > above
-            path["total"] = _short(path["total"])
+            path["total"] = path["total"] if abs(path["total"]) <= LIMIT else None  # exact: the page compares it again
         flags = [path["success"] for path in own if path["success"] is not None]
         group["success"] = _short(sum(flags) / len(flags)) if flags else None
         group["mean"] = _short(float(np.mean(totals))) if totals else None

@@ -86,6 +86,8 @@ def test_success_takes_a_threshold(tmp_path):
     content = content_of(tmp_path, rows, "--success-above", 0.5)
     assert [path["success"] for path in content["rollouts"]] == [False, False] and content["groups"][0]["success"] == 0
     assert content["success_above"] == 0.5
+    rows = [dict(row, reward=500.2) for row in rows]
+    assert content_of(tmp_path, rows)["rollouts"][0]["total"] == 1000.4  # not rounded: the page compares it again
     given = content_of(tmp_path, [dict(row, success=True) for row in rows], "--success-above", 0.5)
     assert [path["success"] for path in given["rollouts"]] == [True, True] and given["success_above"] is None
 
@@ -532,3 +534,5 @@ def test_in_chromium_a_run_over_time_and_why_gae_trained_as_it_did(opened, tmp_p
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(200)
         assert page.evaluate(CUT) == [], width
+    equal = "columns.trained.returns.fill(0.1), columns.trained.value.fill(0), explained([0, 1, 2])"
+    assert page.evaluate(equal) is None  # not the rounding of their mean

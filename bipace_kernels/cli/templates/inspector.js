@@ -757,7 +757,7 @@ function explained(all) {
   const groups = [...new Set(rows.map((i) => columns.group[i]))];
   const means = new Map(groups.map((g) => [g, mean(ofGroup(g).filter(taken), returns)]));
   const whole = squares((i) => means.get(columns.group[i]));
-  return whole > 0 ? 1 - squares((i) => value[i]) / whole : null;
+  return whole > 1e-6 * squares(() => 0) ? 1 - squares((i) => value[i]) / whole : null;  // less is rounding
 }
 
 function drawCourse() {
