@@ -13,8 +13,9 @@ import typer
 
 import bipace_kernels as bk
 
-from ..backends import dispatch, native_loader
+from ..backends import dispatch, native_loader, threads
 from ._console import grid, stdout
+from .advantage import refused
 
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "typer", "rich", "matplotlib", "scikit-learn")
 
@@ -32,7 +33,7 @@ def gather() -> dict[str, Any]:
             "cores": os.cpu_count(),
             "usable_cores": len(os.sched_getaffinity(0)),
             "instruction_set": isa,
-            "threads": torch.get_num_threads(),
+            "threads": threads.count(),
         },
         "cuda": {
             "built_for": torch.version.cuda,
@@ -51,12 +52,12 @@ def gather() -> dict[str, Any]:
 
 def run(values: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
-    facts = gather()
+    with refused():
+        facts = gather()
     if values["as_json"]:
         typer.echo(json.dumps(facts, indent=1))
         return
-    cpu, cuda = facts["cpu"], facts["cuda"]
-    place = {"cpu": "the CPU", "cuda": "a GPU"}
+    cpu, cuda, place = facts["cpu"], facts["cuda"], {"cpu": "the CPU", "cuda": "a GPU"}
     rows = [
         ("Python", f"{facts['python']} on {facts['platform']}"),
         *((name, version or "not installed") for name, version in facts["packages"].items()),
@@ -73,12 +74,11 @@ def run(values: Mapping[str, Any]) -> None:
     ]
     console = stdout()
     console.print(grid(("", ""), rows, f"bipace-kernels {facts['bipace_kernels']}", numbers=False))
-    backends = [
+    found = [
         (name, "yes" if status["available"] else "no", status["reason"], status["detail"])
         for name, status in facts["backends"].items()
     ]
-    headings = ("backend", "available", "why not", "versions and devices")
-    console.print(grid(headings, backends, "Backends", numbers=False))
+    console.print(grid(("backend", "available", "why not", "versions and devices"), found, "Backends", numbers=False))
 
 
 def _version(name: str) -> str | None:

@@ -40,6 +40,9 @@ def test_info_tells_what_runs_and_why_not():
     assert "CUDA" in found["backends"]["cuda"]["detail"]  # for what the kernels are built, or why there are none
     misspelt = json.loads(CliRunner().invoke(app, ["info", "--json"], env={"BIPACE_BACKEND": "fast"}).output)
     assert "got 'fast'" in misspelt["auto"]["cpu"]["reason"]
+    for text, status in (("1", 0), ("2", 0), ("two", 2)):  # those that calls take, and not torch's
+        done = CliRunner().invoke(app, ["info", "--json"], env={"BIPACE_NUM_THREADS": text})
+        assert done.exit_code == status and (f'"threads": {text}\n' in done.output or "got 'two'" in done.output)
     shown = CliRunner().invoke(app, ["info"], env={"BIPACE_BUILD_DIR": "/[/b]/c[dev]"}).output
     assert "/[/b]/c[dev]" in shown  # not markup
     assert "tensors on the CPU take" in shown and "tensors on a GPU take" in shown
