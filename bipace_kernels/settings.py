@@ -159,7 +159,7 @@ class Fields:
     estimator: str | Callable[..., Any] = setting(
         "q_style", "step term A_S inside a cluster; also a function of StepRecords", ESTIMATORS, trainer=ABSENT
     )
-    gamma: float = setting(0.95, "discount γ of rewards, from step to step", GAMMA, "γ", trainer=0.95)
+    gamma: float = setting(0.95, "discount γ of rewards, from step to step", GAMMA, "γ")
     step_weight: float = setting(
         1.0, "w in A = episode_weight · A_ep + w · A_S", NOT_NEGATIVE, "W", read_by=_HAS_STEP_TERM, trainer=1.0
     )

@@ -36,7 +36,7 @@ class TrlRows(RowsOfProcess):
     def rewards(self, ids: Mapping[str, Tensor], token_rewards: Tensor, states: States) -> tuple[Tensor, Tensor]:
         """R(τ) [n], and r [n] float64: the sum of each turn's entries, at the last turn with what R(τ) has beyond them;
         in rows without entries R(τ) at the last turn."""
-        total, turns, gamma = token_rewards.sum(1), self.turns, states.settings.gamma
+        total, turns, gamma = token_rewards.sum(1), self.turns, states.settings.config().gamma
         rewards, stepwise = turns.on_last(total), self.extra["step_rewards"] or ()
         stepped = [row for row, entries in enumerate(stepwise) if entries]
         sums = [sum(float(r) for of_turn in stepwise[row] for r in of_turn) for row in stepped]

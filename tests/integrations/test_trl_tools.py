@@ -121,12 +121,16 @@ def test_a_turn_answers_what_was_last_observed(tmp_path, records, environment):
     ]  # fmt: skip
 
 
-def test_a_masked_row_keeps_the_rewards_of_its_turns(tmp_path, records):
+@pytest.mark.parametrize("gamma", [0.95, 0.5])
+def test_a_masked_row_keeps_the_rewards_of_its_turns(tmp_path, records, gamma):
+    """Discounted by γ of the method, also of one's own."""
+    (tmp_path / "mine.py").write_text(f"import bipace_kernels as bk\nMINE = bk.Config.bipace(gamma={gamma})\n")
     cut = answer("no end").removesuffix("<|im_end|>")
     scripts = [[NORTH, WRONG, NORTH, cut], *SCRIPTS[1:]]
-    _, output = one_batch(tmp_path, scripts, mask_truncated_completions=True, bipace_embedder="ngram")
+    options = {"bipace_embedder": "ngram", "bipace_method": f"{tmp_path}/mine.py:MINE"}
+    _, output = one_batch(tmp_path, scripts, mask_truncated_completions=True, **options)
     assert not output["completion_mask"][0].any() and not output["advantages"][0].any()
-    assert of_row(records[0], "rewards", 0) == pytest.approx([1.0 + 0.95**2 * 2.0])
+    assert of_row(records[0], "rewards", 0) == pytest.approx([1.0 + gamma**2 * 2.0])
     assert of_row(records[0], "action_key", 0) == [key("north")]
 
 

@@ -3,6 +3,7 @@
 import logging
 import sys
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -123,10 +124,15 @@ def test_settings_say_what_is_wrong_by_verl_s_names(changes, settings, message):
 
 
 def test_gamma_and_lambda_are_bipace_s_own_then_the_trainer_s_then_the_paper_s(tmp_path):
-    (tmp_path / "mine.py").write_text("import bipace_kernels as bk\nMINE = bk.Config.gae('group', gae_lambda=0.2)\n")
-    assert of(method=f"{tmp_path}/mine.py:MINE").settings.config().gae_lambda == 0.2
+    mine = "import bipace_kernels as bk\nMINE = bk.Config.gae('group', gae_lambda=0.2, gamma=0.5)\n"
+    (tmp_path / "mine.py").write_text(mine)
+    of_mine = partial(of, method=f"{tmp_path}/mine.py:MINE")
+    assert of_mine().settings.config().gae_lambda == 0.2
+    # Given ones count, the paper's too.
+    found = of_mine(), of_mine([("algorithm.gamma", 0.95)]), of_mine(gamma=0.95)
+    assert [one.settings.config().gamma for one in found] == [0.5, 0.95, 0.95]
     own = [("algorithm.gamma", 0.9)]
-    assert settings_of(default().algorithm).gamma == of().settings.gamma == 0.95
+    assert settings_of(default().algorithm).config().gamma == of().settings.config().gamma == 0.95
     assert of(own).settings.gamma == 0.9 and of(own, gamma=1.0).settings.gamma == 1.0
     own = [("algorithm.lam", 0.9)]
     assert of(method="gae").settings.config().gae_lambda == bk.Config.gae().gae_lambda
