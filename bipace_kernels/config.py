@@ -126,7 +126,7 @@ class Config(Handled, Fields, Derived):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state["estimator"] == "gae":  # pickled before these fields: it keeps its numbers
-            state = {"luck_noise": 0.0, "kernel_directions": None, "kernel_inside": 0.0, **state}
+            state = {"action_noise": None, "luck_noise": 0.0, "kernel_directions": None, "kernel_inside": 0.0, **state}
         values = {name: value for name, value in state.items() if name != "_handle"}  # which earlier ones hold
         Config.__init__(self, **values)  # checks them: a state can have been edited, or be of a later version
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..diagnostics.kernel_value_r2 import nearest
 from ..result import AdvantageResult
 from ..support import optional
 from ..support.files import atomic_file
+from ..support.warnings import warn_once
 
 Texts = Callable[[Tensor], tuple[Sequence[Any], Sequence[Any]]]
 
@@ -75,7 +75,7 @@ class Recorder:
         except Exception as error:  # of any kind: the other ranks wait, and the run goes on without it
             what = f"{self.where}record_dir={self.folder}: update {update} cannot be written"
             why = getattr(error, "strerror", None) or repr(error)
-            warnings.warn(f"{what} ({why}); recording stops.", RuntimeWarning, stacklevel=2)
+            warn_once(what, f"{what} ({why}); recording stops.")
             self._next = None
             return
         self._last = self.clock() - began
@@ -108,6 +108,10 @@ class Recorder:
             }
         )
         path = self.folder / f"update_{update:08d}.parquet"
+        later = [file.name for file in self.folder.glob("update_*.parquet") if file.name > path.name]
+        if later:
+            what = f"{self.where}record_dir={self.folder} holds {min(later)}, of a later update and so of another run"
+            warn_once(f"two runs: {self.folder}", f"{what}: a report takes both for one. Give each run its own folder.")
         with atomic_file(path) as temporary:
             pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
         with contextlib.suppress(FileNotFoundError):  # another run in this folder removes files too
@@ -133,14 +137,12 @@ def reasons(
     reward = records["rewards"] if records.get("trained_rewards") is None else records["trained_rewards"]
     order = taken[np.lexsort((step[taken], trajectory[taken]))]
     own, follows = value[order], np.append(trajectory[order[1:]] == trajectory[order[:-1]], False)[: len(order)]
-    after = own * (0.0 if cut is None else torch.as_tensor(cut).cpu().numpy()[order])
-    after = np.where(follows, np.roll(own, -1), after)
+    after = np.where(follows, np.roll(own, -1), own * (0 if cut is None else torch.as_tensor(cut).cpu().numpy()[order]))
     gap = np.where(follows, np.roll(step[order], -1) - step[order], 1)
     delta = np.zeros(len(value))
     delta[order] = torch.as_tensor(reward).cpu().double().numpy()[order] + config.gamma**gap * after - own
-    columns = {"value": value, "returns": result.returns.cpu().numpy(), "delta": delta}
-    columns["step_term"] = result.step_advantage.cpu().numpy()
-    table: dict[str, Any] = {f"bipace_{name}": column[rows.numpy()] for name, column in columns.items()}
+    columns = {"value": value, "returns": result.returns, "delta": delta, "step_term": result.step_advantage}
+    table: dict[str, Any] = {f"bipace_{k}": torch.as_tensor(x).cpu()[rows].numpy() for k, x in columns.items()}
     if config.value == "kernel" and records.get("fingerprint") is not None and config.share != "memory":
         places = {row: k for k, row in enumerate(rows.tolist())}
         near = nearest(result, records["fingerprint"], config, NEIGHBOURS)
@@ -150,17 +152,15 @@ def reasons(
     return table
 
 
-def shown(
-    group: Tensor, trajectory: Tensor, step: Tensor, valid: Tensor | None = None, most: int | None = None
-) -> Tensor:
-    """[k] records of the first prompt groups, at most 2,000: without padding, copies of a step once."""
+def shown(group: Tensor, trajectory: Tensor, step: Tensor, valid: Tensor | None = None, most: int = RECORDS) -> Tensor:
+    """[k] records of the first prompt groups, at most `most`: without padding, copies of a step once."""
     group, trajectory, step = group.cpu(), trajectory.cpu(), step.cpu()
     rows = torch.arange(len(group)) if valid is None else torch.nonzero(valid.cpu()).flatten()
     places = torch.stack([trajectory[rows], step[rows]], 1).numpy()
     rows = rows[np.sort(np.unique(places, axis=0, return_index=True)[1])]
     total, chosen = 0, []
     for g, count in Counter(group[rows].tolist()).items():
-        if total and total + count > (RECORDS if most is None else most):
+        if total and total + count > most:
             break
         total += count
         chosen.append(g)

@@ -78,6 +78,9 @@ def test_configurations_layouts_and_memories_of_an_earlier_version_load():
     bipace = replace(bk.Config.bipace(0.2, step_weight=0.5), **EARLIER)
     assert old["bipace"] == bipace and hash(old["bipace"]) == hash(bipace)
     assert old["hgpo"].history_length == 3 and old["hgpo"].estimator_row.whole
+    fields = {name: value for name, value in old["config"].__getstate__().items() if name != "action_noise"}
+    first.__setstate__(fields)  # before averages over actions
+    assert first.action_noise is None
 
     want = bk.layout(["b", "b", "a", "a", "a"], [1, 1, 0, 0, 0], [1, 0, 0, 1, 1])
     for got, new in ((old["layout"], want), (old["once"], want.once())):
