@@ -158,7 +158,7 @@ class States:
             if self._embedder is None:
                 n, has_epsilon = self.settings.turns_of_text, self.settings.config().has_epsilon
                 of_turns = "observations" if n == 1 else f"last {n} observations"
-                radius = f" with ngram_epsilon = {self.settings.ngram_epsilon:g}," if has_epsilon else ""
+                radius = f" with ngram_epsilon = {self.settings.epsilon_of('ngram'):g}," if has_epsilon else ""
                 text = f"embedder=auto uses n-grams of the {of_turns},{radius} instead of hidden states: {why}."
                 warnings.warn(self.where + text, RuntimeWarning, stacklevel=2)
         if self._embedder is None:
