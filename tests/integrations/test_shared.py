@@ -331,9 +331,9 @@ def test_a_method_of_one_s_own_trains_by_its_name(tmp_path, monkeypatch):
     assert (clusters.epsilon_of("ngram"), changed.epsilon_of("actor_hidden")) == (0.3, 0.2)
     grams = Settings.of({"method": "mine.py:CLUSTERS", "ngram_epsilon": 0.4})
     assert (grams.epsilon_of("ngram"), grams.epsilon_of("actor_hidden")) == (0.4, 0.3)
-    for given, epsilon in ((clusters, 0.3), (grams, 0.4)):
+    for settings, epsilon in ((clusters, 0.3), (grams, 0.4)):
         with pytest.warns(RuntimeWarning, match=f"with ngram_epsilon = {epsilon}"):
-            _, metrics = States(given, "here.").advantage(RECORDS, lambda: ["a", "a", "b"], why="no forward")
+            _, metrics = States(settings, "here.").advantage(RECORDS, lambda: ["a", "a", "b"], why="no forward")
         assert metrics["bipace/epsilon"] == epsilon
     states = States(Settings.of({"method": str(tmp_path / "mine.py:KNN")}), "here.")
     hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
