@@ -21,7 +21,7 @@ from ..support.files import atomic_file, locked
 from ..support.progress import progress_bar
 
 Pair = tuple[Layer, str]  # a layer and a pooling
-FORMAT = 1
+FORMAT = 2
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -209,21 +209,21 @@ def _is_whole(path: Path, n_rows: int) -> bool:
 def _allocate(path: Path) -> None:
     """Reserves disk space for the file: a write to a mapped file without space would kill the process (SIGBUS)."""
     with path.open("r+b") as file:
-        size = os.fstat(file.fileno()).st_size
-        os.posix_fallocate(file.fileno(), 0, size)
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 def _model_hash(decoder: Decoder) -> str:
-    """Hash of the configuration and of each weight's name, shape, dtype and exact sum of its bits as integers."""
+    """Hash of the configuration and of each weight's name, shape, dtype and exact sums of its bits as integers."""
     config = decoder.causal.config.to_dict()  # type: ignore[operator, union-attr]
-    for name in ("_name_or_path", "transformers_version"):
-        config.pop(name, None)
+    config = {name: x for name, x in config.items() if name not in ("_name_or_path", "transformers_version")}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     saved = decoder.causal.state_dict()  # without buffers that a forward may change, such as those of RoPE
     buffers = ((name, buffer) for name, buffer in decoder.causal.named_buffers() if name in saved)
     for name, weight in itertools.chain(decoder.causal.named_parameters(), buffers):
         bits = weight.detach().contiguous().view(_INTEGER_OF_SIZE[weight.element_size()])
-        digest.update(f"{name} {list(weight.shape)} {weight.dtype} {int(bits.sum(dtype=torch.int64))}\n".encode())
+        bits = bits.reshape(*weight.shape[:1], weight.shape[1:].numel())
+        sums = [bits.sum(axis, dtype=torch.int64).cpu().numpy().tobytes() for axis in (0, -1)]  # their order counts
+        digest.update(b" ".join([f"{name} {list(weight.shape)} {weight.dtype}".encode(), *sums]))
     for module in decoder.causal.modules():
         if hasattr(module, "_active_adapter"):  # of PEFT: which adapters run, and how strong they are
             used = [getattr(module, name, None) for name in ("_active_adapter", "_disable_adapters", "scaling")]

@@ -227,6 +227,10 @@ def test_another_model_or_other_prompts_are_refused(model, data, tmp_path):
         next(other.parameters())[3, 5] *= 1.001
     with pytest.raises(ValueError, match=r"holds states of another model; .* restart=True"):
         scan(other, data, out=tmp_path, layers=[-4], pooling="last")
+    reordered = tiny_models.make()
+    weight = reordered.model.layers[0].self_attn.q_proj.weight.data
+    weight.copy_(weight.flip(0))  # as conversions reorder heads for RoPE
+    refused("states of another model", scan, reordered, data, out=tmp_path, layers=[-4], pooling="last")
     prompts = [[*data[0][0], 9], *data[0][1:]]
     refused("holds states of other prompts", scan, model, (prompts, data[1]), out=tmp_path, layers=[-4], pooling="last")
     anew = scan(other, data, out=tmp_path, layers=[-4], pooling="last", restart=True)
