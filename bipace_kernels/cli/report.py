@@ -356,7 +356,7 @@ def _print_summary(sections: Sequence[Section], options: SimpleNamespace) -> Non
         outcomes = [*section.table, *(outcome for outcome in section.compared if outcome.key != "identity")]
         rows = [[name, *[""] * (len(TERMINAL) - 2), format_r2(r2)] for name, r2 in _values(section).items()]
         headings = ["\n".join(heading.rsplit(" ", 1)) for heading in TERMINAL]
-        title = f"{section.name}: {len(section.records):,} records"
+        title = f"{section.name}: {section.records.counts()['records']:,} records"
         console.print(grid(headings, [*table_rows(TERMINAL, outcomes), *rows], title))
     plain(console, "\n".join(map(_verdict, sections)))
     page = folder / (INSPECTOR if options.html else "report.md")
