@@ -175,14 +175,13 @@ class Settings:
             own |= {k: self.hgpo[k] for k in ("history_length", "length_weight_alpha", "base_group") if k in self.hgpo}
             norms = Config.gigpo(self.hgpo.get("mode", "mean_std_norm"))
             return replace(norms, partition="history", estimator="hgpo", **own)
-        if self.gae is not None and self.gae.own is not None:
-            weight = {} if self.step_advantage_w == 1.0 else {"step_weight": self.step_advantage_w}
-            return replace(self.gae.config(), **own, **weight)
         if self.gae is not None:
-            norms = Config.gigpo(self.mode)  # of the episode term
-            own |= {name: getattr(norms, name) for name in ("episode_norm", "episode_scope", "lone_trajectory")}
-            config = self.gae.config(embedder=find(self.bisim_embedder)[0].name)
-            return replace(config, step_weight=self.step_advantage_w, **own)
+            config, norms = self.gae.config(embedder=find(self.bisim_embedder)[0].name), Config.gigpo(self.mode)
+            if self.gae.own is None:  # verl-agent's episode term
+                own |= {name: getattr(norms, name) for name in ("episode_norm", "episode_scope", "lone_trajectory")}
+            own |= {} if self.step_advantage_w == 1.0 else {"step_weight": self.step_advantage_w}
+            own |= {"epsilon": self.bisim_eps} if config.has_epsilon and self.bisim_eps is not None else {}
+            return replace(config, **own)
         if self.bisim_grouping and self.bisim_embedder != "identity":
             eps = chosen if self.chooses_epsilon else self.bisim_eps
             own |= {"partition": "cosine", "epsilon": find(self.bisim_embedder)[0].epsilon if eps is None else eps}
