@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,7 @@ class Tap:
     def __post_init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._spans: Spans | None = None
+        self._thread: int | None = None  # of the forward that runs
         self._kept: dict[tuple[Layer, str], dict[int, Tensor | None]] = {}  # by the number of the forward
         self._forwards = 0
 
@@ -101,7 +103,9 @@ class Tap:
             raise RuntimeError("a tap must be exited before it is entered again; make another for a nested context.")
         self.clear()
         try:
-            self._undo.append(self._decoder.base.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+            base = self._decoder.base
+            self._undo.append(base.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+            self._undo.append(base.register_forward_hook(self._end, always_call=True).remove)
             rest = tuple(p for p in self._poolings if p != "attention")
             for layer in self.layers:
                 block = self._decoder.blocks[layer.block]
@@ -151,7 +155,7 @@ class Tap:
 
     def clear(self) -> None:
         """Discards all rows, and restarts with the first row of the positions."""
-        self._spans = None
+        self._spans, self._thread = None, None
         self._kept, self._forwards = {}, 0
         self._consumer.restart()
 
@@ -178,17 +182,33 @@ class Tap:
         """Before the decoder's own forward: finds its chosen tokens."""
         if _recomputing():
             return
-        self._spans = None
         if not self.enabled:
+            self._spans = None
             return
+        if self._thread is not None:
+            self._check_thread()
+        self._spans, self._thread = None, threading.get_ident()
         with torch.inference_mode(False), torch.no_grad():
             self._spans = self._consumer.next(module, args, kwargs)
         self._forwards += 1
+
+    def _end(self, *_: Any) -> None:
+        """After that forward, also where it failed."""
+        if self._thread == threading.get_ident():
+            self._spans, self._thread = None, None
+
+    def _check_thread(self) -> None:
+        if self._thread != threading.get_ident():
+            raise RuntimeError(
+                "the model must run its tapped forwards one after the other, but two threads run it at once, as "
+                "nn.DataParallel does; use DDP or a tap for each copy of the model, and clear() this one."
+            )
 
     def _hook(self, layer: Layer, poolings: tuple[str, ...]) -> Callable[..., None]:
         def keep(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if self._spans is None or not self.enabled or _recomputing():
                 return
+            self._check_thread()
             # Rows of an inference-mode forward must still be plain tensors, so that later code can use them freely.
             with torch.inference_mode(False), torch.no_grad():
                 hidden = hidden_of(output).detach()

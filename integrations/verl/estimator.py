@@ -47,7 +47,7 @@ def join() -> None:
 
 def settings_of(algorithm: Any) -> Settings:
     """From algorithm.bipace.  Its gamma, else algorithm.gamma unless that is verl's default 1.0, else the paper's; its
-    gae_lambda, for method gae, else algorithm.lam likewise."""
+    gae_lambda, for the estimator gae, else algorithm.lam likewise."""
     own = algorithm.get(NAME) or {}
     values = {key: value for key, value in own.items() if key != "cluster_on" and value is not None}
     if algorithm.get("gamma", 1.0) != 1.0:
@@ -55,9 +55,10 @@ def settings_of(algorithm: Any) -> Settings:
     method = values.get("method")
     if method in PRESETS and not PRESETS[method]().has_epsilon:
         values.pop("epsilon", None)  # the paper's recipes set it, and another method may follow one (docs/verl.md)
-    if (method or Settings.method) == "gae" and algorithm.get("lam", 1.0) != 1.0:
-        values.setdefault("gae_lambda", algorithm.lam)
-    return Settings.of(values, WHERE)
+    settings = Settings.of(values, WHERE)
+    if settings.config().estimator == "gae" and algorithm.get("lam", 1.0) != 1.0:
+        settings = Settings.of({"gae_lambda": algorithm.lam, **values}, WHERE)
+    return settings
 
 
 class Bipace:

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
@@ -46,6 +47,24 @@ def test_padding_between_tokens_is_not_pooled():
     assert tapped_forward(model, ids, mask).rows().any(1).all()
     assert tapped_forward(model, ids, mask, pooling="mean", positions=[[4], *[[1]] * 4]).rows().any(1).all()
     refused("row 0 is outside its 17 columns", tapped_forward, model, ids, mask, pooling=("last", "mean"))
+
+
+def test_forwards_of_two_threads_at_once_are_an_error():
+    """Their rows would have no order.  One after the other they have one, also after a forward that failed."""
+    model, (ids, mask) = tm.make(), tm.prompts()
+    with ThreadPoolExecutor(1) as other, bk.hidden.tap(model, LAYER) as tapped, torch.no_grad():
+
+        def begins(*_):
+            other.submit(forward, model, ids, mask).result(60)
+
+        hook = model.model.layers[0].register_forward_pre_hook(begins)
+        with pytest.raises(RuntimeError, match="two threads run it at once"):
+            forward(model, ids, mask)
+        hook.remove()
+        tapped.clear()
+        other.submit(forward, model, ids[:2], mask[:2]).result(60)
+        forward(model, ids[2:], mask[2:])
+    assert torch.equal(tapped.rows(), tm.last_states(model, ids, mask))
 
 
 def test_packed_rows_by_cu_seqlens():

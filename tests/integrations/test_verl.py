@@ -137,6 +137,7 @@ def test_gamma_and_lambda_are_bipace_s_own_then_the_trainer_s_then_the_paper_s(t
     own = [("algorithm.lam", 0.9)]
     assert of(method="gae").settings.config().gae_lambda == bk.Config.gae().gae_lambda
     assert of(own, method="gae").settings.config().gae_lambda == 0.9
+    assert of_mine(own).settings.config().gae_lambda == 0.9
     assert of(own, method="gae", gae_lambda=0.3).settings.config().gae_lambda == 0.3
     assert of(own).settings.gae_lambda is None
     assert settings_of(config("algorithm.lam=0.9").algorithm).config().gae_lambda == 0.9  # without a method, gae
