@@ -30,13 +30,13 @@ class _Results(Console):
 
 def stdout() -> Console:
     """Console of results, shown as they are; without a terminal it is wide enough for every table."""
-    console = _Results(markup=False)
-    return console if console.is_terminal else _Results(width=120, markup=False)
+    console = _Results(markup=False, emoji=False)
+    return console if console.is_terminal else _Results(width=120, markup=False, emoji=False)
 
 
 def stderr() -> Console:
     """Console of progress and errors."""
-    return Console(stderr=True)
+    return Console(stderr=True, emoji=False)
 
 
 def plain(console: Console, text: str, heading: str = "") -> None:

@@ -240,7 +240,8 @@ def test_figures_of_extremes(tmp_path):
 
 
 def test_names_are_no_markup(tmp_path, undrawn):
-    path = write(tmp_path / "<script>x<!-- [a](b) `c`.jsonl", GOLDEN)
-    run("report", path, "--out", tmp_path / "out", "--epsilons", "0.25")
+    path = write(tmp_path / "<script>x<!-- [a](b) `c` :smile:.jsonl", GOLDEN)
+    shown = run("report", path, "--out", tmp_path / "out", "--epsilons", "0.25").output
     text = (tmp_path / "out/report.md").read_text()
-    assert "\n## &lt;script&gt;x&lt;!-- \\[a\\](b) \\`c\\`.jsonl\n" in text and "<" not in text
+    assert ":smile:" in shown
+    assert "\n## &lt;script&gt;x&lt;!-- \\[a\\](b) \\`c\\` :smile:.jsonl\n" in text and "<" not in text
