@@ -26,9 +26,8 @@ def is_embedder(value: Any) -> bool:
 
 
 def _is_layer(value: Any) -> bool:
-    if isinstance(value, str):
-        return re.fullmatch(r"block \d+", value) is not None
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return number or (isinstance(value, str) and re.fullmatch(r"block \d+", value) is not None)
 
 
 EMBEDDER = Range(f"one of auto, {', '.join(row.written for row in EMBEDDERS.values())}", is_embedder, str)
@@ -131,13 +130,13 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
                 raise InputError(text, Named(name), self.method, method)
         self.config(self.ngram_epsilon)
         config = self.config(None if isinstance(self.epsilon, str) else self.epsilon)
-        rows = settings_of(self)
-        for name in (f.name for f in fields(self) if getattr(self, f.name) != f.default):
-            if not rows[name].has_effect(config):
-                raise InputError(
-                    "{} has no effect with these settings of method {}; leave it out, or set {}.",
-                    *(Named(name), self.method, self._cure(rows[name], config)),
-                )
+        for name, row in settings_of(self).items():
+            if getattr(self, name) != getattr(Settings, name) and not row.has_effect(config):
+                text = "{} has no effect with these settings of method {}; leave it out, or set {}."
+                raise InputError(text, Named(name), self.method, self._cure(row, config))
+        if isinstance(self.epsilon, str) and self.embedder in ("ngram", "identity"):
+            text = "{}={} has no effect with embedder {}, whose radius is not chosen from data; leave it out."
+            raise InputError(text, Named("epsilon"), self.epsilon, self.embedder)
 
     def _cure(self, row: Setting, config: Config) -> str:
         """The settings with which one of this row has an effect."""
@@ -199,9 +198,8 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
     @lazy
     def _parameters(self) -> tuple[str, ...]:
         """Names of the preset's own parameters."""
-        if self.own is not None:
-            return ("epsilon",) * self.own.has_epsilon
-        return tuple(inspect.signature(PRESETS[self.method]).parameters)
+        own = self.own
+        return ("epsilon",) * own.has_epsilon if own else tuple(inspect.signature(PRESETS[self.method]).parameters)
 
     @property
     def turns_of_text(self) -> int:
@@ -212,16 +210,18 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
 
     @property
     def keeps_own_advantages(self) -> bool:
-        """Whether the trainer keeps its own advantages: without a step term they are the method's."""
-        return self.config().estimator == "none"
+        """Whether the trainer keeps its own advantages: those of the preset, but not of a Config of one's own."""
+        return self.method == "grpo"
 
     def scaled(self, scale_rewards: str, where: str = "") -> Settings:
-        """With the episode_norm that GRPO's scale_rewards asks for, where A_ep counts and the settings leave it open.
-
-        where   goes before `episode_norm` in the error of what has no counterpart
-        """
-        has_episode = self.config().episode_weight != 0
-        if self.keeps_own_advantages or not has_episode or self.episode_norm is not None or self.gigpo_mode is not None:
+        """With scale_rewards' episode_norm, where A_ep counts and no setting gives it; `where` precedes keys' names."""
+        if self.keeps_own_advantages:
+            text = "{} has no effect in method grpo, which keeps the trainer's own advantages; leave it out."
+            for name in ("episode_weight", "episode_norm", "episode_scope", "lone_trajectory"):
+                if getattr(self, name) is not None:
+                    raise InputError(text, Named(where + name))
+            return self
+        if self.config().episode_weight == 0 or self.episode_norm is not None or self.gigpo_mode is not None:
             return self
         if scale_rewards not in ("group", "none"):
             raise ValueError(

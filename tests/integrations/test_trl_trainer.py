@@ -65,8 +65,9 @@ def test_several_turns_from_a_rollout_func(tmp_path, method, extras):
 def test_a_method_of_one_s_own(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import bipace_kernels as bk\n\ndef half(records):\n    return records.returns * 0.5\n\n"
-        "MINE = bk.Config(partition='exact', estimator=half, gamma=0.5)\n"
+        "MINE = bk.Config(partition='exact', estimator=half, gamma=0.5)\nTERM = bk.Config.grpo(episode_norm='none')\n"
     )
+    check(trained(tmp_path, bipace_method=f"{tmp_path}/mine.py:TERM"), bk.Config.grpo(episode_norm="none", **SINGLETON))
     name = f"{tmp_path}/mine.py:MINE"
     trainer = trained(tmp_path, bipace_method=name, rollout_func=partial(tt.rollout, extras=ALL))
     check(trainer, replace(trainer.args.settings.config(), **SINGLETON))
@@ -494,6 +495,7 @@ def test_scale_rewards_decides_the_episode_norm():
     gigpo = config(scale_rewards="none", bipace_method="gigpo", bipace_gigpo_mode="mean_std_norm")
     assert gigpo.settings.episode_norm is None
     assert config(scale_rewards="batch", bipace_method="grpo").settings.method == "grpo"
+    refused("bipace_episode_norm has no effect in method grpo", config, bipace_method="grpo", bipace_episode_norm="std")
     for other in (config, partial(published, bipace_episode_weight=0.0)):  # no episode term
         assert other(scale_rewards="batch").settings.config().episode_weight == 0
 
