@@ -352,14 +352,15 @@ def states_of(**settings):
 
 
 def test_a_memory_of_other_states(tmp_path):
-    """Those of another layer or with returns of another γ are left where they are, with a warning; those of another
-    model have another width."""
+    """Those of another layer, of texts of other lengths or with returns of another γ are left where they are, with a
+    warning; those of another model have another width."""
     one, file = states_of(), tmp_path / "bipace.json"
     one.save(file)
     assert not (tmp_path / "bipace_memory.pt").exists()  # of an empty one, such as that of a rank behind the first
     one.advantage(RECORDS, list, hidden=torch.randn(3, 4))
     one.save(file)
-    for other, match in ((states_of(layer=-3), "'layer': -8.*: -3"), (states_of(gamma=0.5), "'gamma': 0.95.*: 0.5")):
+    differ = {"layer": (-8, -3), "gamma": (0.95, 0.5), "text_turns": (None, 1)}
+    for other, match in [(states_of(**{k: new}), f"'{k}': {old}.*: {new}") for k, (old, new) in differ.items()]:
         with pytest.warns(RuntimeWarning, match=rf"here\.share=memory begins with an empty memory: .*{match}"):
             other.load(file)
         assert len(other.memory) == 0
