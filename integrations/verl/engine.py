@@ -47,7 +47,7 @@ def labels_of(states: Tensor, ids: Tensor, process_group: Any, **settings: Any) 
     row = torch.repeat_interleave(torch.arange(len(ids), device=offsets.device), offsets.diff())
     turn = torch.arange(len(row), device=offsets.device) - offsets[row]
     group, trajectory, place, valid = torch.stack(ids.unbind()).to(offsets.device)[row].unbind(1)  # jagged or not
-    ids_of = {"trajectory": trajectory, "step": (place << 32) + turn, "valid": valid != 0, "duplicates": "once"}
+    ids_of = {"trajectory": trajectory, "step": (place << 32) + turn, "valid": valid != 0}
     labels = distributed.cluster(states.values(), group, process_group=process_group, **ids_of, **settings)
     bad = ~states.values().isfinite().all(1) | ((states.values() == 0).all(1) & (settings["epsilon"] > 0))
     labels = torch.where(bad & (valid != 0), -1 - labels, labels)

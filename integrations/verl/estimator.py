@@ -48,8 +48,7 @@ def join() -> None:
 def settings_of(algorithm: Any) -> Settings:
     """From algorithm.bipace.  Its gamma, else algorithm.gamma unless that is verl's default 1.0, else the paper's; its
     gae_lambda, for the estimator gae, else algorithm.lam likewise."""
-    own = algorithm.get(NAME) or {}
-    values = {key: value for key, value in own.items() if key != "cluster_on" and value is not None}
+    values = {k: v for k, v in (algorithm.get(NAME) or {}).items() if k != "cluster_on" and v is not None}
     if algorithm.get("gamma", 1.0) != 1.0:
         values.setdefault("gamma", algorithm.gamma)
     method = values.get("method")
@@ -107,7 +106,8 @@ class Bipace:
             return {}
         request: dict[str, Any] = {"layer": self.settings.layer, "early_exit": self.bypass}
         if self.on_workers and self.states.epsilon is not None:  # "auto" chooses on the driver, from the first batch
-            request["cluster"] = {"epsilon": self.states.epsilon, "on_invalid": self.settings.on_invalid}
+            own, epsilon = self.settings, self.states.epsilon
+            request["cluster"] = {"epsilon": epsilon, "on_invalid": own.on_invalid, "duplicates": own.duplicates}
         return request
 
     @contextmanager

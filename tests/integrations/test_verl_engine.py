@@ -309,7 +309,7 @@ def _cluster(rank, folder, ranks):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store{ranks}", rank=rank, world_size=ranks)
     generator = torch.Generator().manual_seed(ranks)
-    for _ in range(40):
+    for copies in ("once", "count") * 20:
         rows = _shuffled_batch(generator)
         group, trajectory, place, valid, masks, states = zip(*rows, strict=True)
         width = max(map(len, masks))
@@ -323,13 +323,14 @@ def _cluster(rank, folder, ranks):
             "mask": mask, "scores": scores, "responses": torch.randint(0, 2, mask.shape, generator=generator),
             "prompts": list, "group": group, "trajectory": trajectory, "place": place, "valid": torch.tensor(valid),
         }  # fmt: skip
-        bipace = Bipace(run_of(epsilon=0.2, action_key_mode="first_n", n_action_tokens=1))
+        settings = {"epsilon": 0.2, "duplicates": copies}
+        bipace = Bipace(run_of(action_key_mode="first_n", n_action_tokens=1, **settings))
         taken = RolloutRows(**kept).taking_part(bipace.states)
         ids = torch.stack([*numbered(group, trajectory), torch.tensor(place), taken.long()], 1)
         ends = [round(len(rows) * r / ranks) for r in range(ranks + 1)]
         mine = slice(ends[rank], ends[rank + 1])
         jagged = torch.nested.as_nested_tensor(list(states[mine]), layout=torch.jagged)
-        labels = labels_of(jagged, ids[mine], dist.group.WORLD, epsilon=0.2, on_invalid="singleton")
+        labels = labels_of(jagged, ids[mine], dist.group.WORLD, on_invalid="singleton", **settings)
         found = [None] * ranks
         dist.all_gather_object(found, [row.tolist() for row in labels.unbind()])
         labels = [torch.tensor(row) for part in found for row in part]
