@@ -93,8 +93,6 @@ class Settings:
                 f"{WHERE}bisim_embedder=identity and {WHERE}cacb_enabled=False, or use gigpo."
             )
         others = self.bisim_grouping, self.cacb_enabled, self.enable_similarity, self.hgpo is not None
-        if self.hgpo is not None and self.bipace_episode_scope != "step":
-            raise ValueError(f"{WHERE}bipace_episode_scope has no effect on HGPO's own episode term: leave it out.")
         if self.gae is not None and any(others):
             raise ValueError(
                 f"{WHERE}bipace_method=gae has no clusters and does not use PACE: set {WHERE}bisim_grouping, "
@@ -104,6 +102,8 @@ class Settings:
             config = self.config()
         except ValueError as error:
             raise ValueError(f"{WHERE[:-1]} or algorithm.hgpo: {error}") from error
+        if config.estimator_row.whole and self.bipace_episode_scope != "step":  # also of a Config of the user's
+            raise ValueError(f"{WHERE}bipace_episode_scope has no effect on HGPO's own episode term: leave it out.")
         if self.gae is not None and self.bipace_episode_scope != "step" and not config.episode_weight:
             raise ValueError(f"{WHERE}bipace_episode_scope has no effect where bipace_episode_weight is 0: set that.")
 

@@ -302,11 +302,14 @@ def test_a_method_of_one_s_own_gives_its_advantages_where_rows_have_their_trajec
 
 
 def test_given_keys_count_beside_a_method_of_one_s_own(tmp_path):
-    (tmp_path / "mine.py").write_text("import bipace_kernels as bk\nMINE = bk.Config.bigpo(0.3, gamma=0.5)\n")
+    made = "import bipace_kernels as bk\nMINE = bk.Config.bigpo(0.3, gamma=0.5)\nWHOLE = bk.Config.hgpo()\n"
+    (tmp_path / "mine.py").write_text(made)
     keys = f"algorithm.gigpo.bipace_method='{tmp_path}/mine.py:MINE'", "algorithm.gamma=0.95"
     more = [], ["algorithm.gigpo.bisim_eps=0.2"]
     found = [settings_of(config_of(tmp_path, *keys, *own)).config() for own in more]
     assert [(one.epsilon, one.gamma) for one in found] == [(0.3, 0.95), (0.2, 0.95)]
+    given = keys[0].replace("MINE", "WHOLE"), "algorithm.gigpo.bipace_episode_scope=trajectory"
+    refused("bipace_episode_scope has no effect on HGPO's", settings_of, config_of(tmp_path, *given))
 
 
 KEPT = {
