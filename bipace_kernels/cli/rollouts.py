@@ -206,10 +206,10 @@ def read(
         if parser.records == 0:
             raise CliError(f"{path} holds no records; give a file with one step record per {parser.unit}.")
         everywhere &= {name for name, _, _ in parser.fields}
-    for name in {*optional} - everywhere:  # not in every file: then for no record
+    for name in {*optional} - everywhere:  # not in every file's first record: then for no record
         setattr(rollouts, name, None)
         if name in seen:
-            what = f'"{getattr(columns, name)}" is in some files but not in all: it is used for no record.'
+            what = f'"{getattr(columns, name)}" is not in the first record of every file: it is used for no record.'
             warnings.warn(what, RuntimeWarning, stacklevel=2)
     for name in wanted:
         column = getattr(columns, name)
@@ -289,6 +289,7 @@ class _Parser:
 
     def add(self, record: dict[str, Any], line: int) -> None:
         rollouts = self.rollouts
+        self.seen.update(name for name in self.optional if getattr(self.columns, name) in record)
         for name, column, check in self.fields:
             if column not in record:
                 if name not in DEFAULTS:
@@ -296,7 +297,6 @@ class _Parser:
                 getattr(rollouts, name).append(DEFAULTS[name])
                 continue
             value = record[column]
-            self.seen.add(name)
             try:
                 value = check(name, value)
             except _Wrong as wrong:
