@@ -320,7 +320,8 @@ class States:
 
     def _in_memory(self) -> dict[str, Any]:
         """What states and returns in a memory must have in common with this run's."""
-        return {**self._kind, "gamma": self.settings.config().gamma, "text_turns": self.settings.text_turns}
+        of_returns = {"gamma": self.settings.config().gamma, "reward_beyond_steps": self.settings.reward_beyond_steps}
+        return {**self._kind, "text_turns": self.settings.text_turns, **of_returns}
 
     def state_dict(self) -> dict[str, Any]:
         """The choices, for a checkpoint: plain values, without the memory's records."""
