@@ -63,9 +63,9 @@ class OwnFields:
     )
     text_turns: int | None = setting(
         None,
-        "observations in a text state, with the actions between them; None: 3 for GAE's kernel, else 1, as for "
-        "identity",
+        "observations in a text state, and the actions between them; None: 3 for GAE's kernel, else, or by identity, 1",
         1,
+        read_by=({"estimator": ("gae",), "value": ("kernel", "function")}, *OF_COSINE),
     )
     layer: int | str = setting(-8, "layer of hidden states, as in bk.hidden.tap()", LAYER)
     action_key_mode: str = setting(

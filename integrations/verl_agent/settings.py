@@ -16,7 +16,7 @@ WHERE = "algorithm.gigpo."
 NAMES = ", ".join(row.written for row in EMBEDDERS.values())
 EMBEDDER = Range(f"one of {NAMES}", lambda value: value != "auto" and is_embedder(value), str)
 RECORD_DIR, RECORD_EVERY = (settings_of(OwnFields)[name] for name in ("record_dir", "record_every"))
-NOT_OURS = "step_weight", "reward_beyond_steps"  # verl-agent's own step_advantage_w, and its rewards are those of steps
+NOT_OURS = "step_weight", "reward_beyond_steps", "text_turns"  # it has step_advantage_w, rewards of steps, anchor_obs
 #: Keys bipace_NAME of method gae.
 OF_GAE = {
     "method": Setting(

@@ -509,6 +509,8 @@ def test_a_text_state_of_several_turns():
         assert Settings(method="bipace", embedder="ngram", text_turns=turns).turns_of_text == (turns or 1)
     for wrong in (0, True, 1.5):
         refused("text_turns must be an int of at least 1", Settings, text_turns=wrong)
+    for unread in ({"method": "gigpo"}, {"value": "cluster"}, {"value": "group"}):  # observations count singly, or not
+        refused("text_turns has no effect with these settings", Settings, text_turns=3, **unread)
 
 
 OF_TRL = {"1.16.0+cu1": False, "1.0.0.post1": False, "1.17.0.dev0": True, "0.9": True, "main": True, None: True}
