@@ -296,9 +296,9 @@ def _keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> di
 
 
 def start_mask(lists: Sequence[Any], shape: Sequence[int], name: str) -> Tensor:
-    """[B, T] int64 of B lists of columns: 1 there, 0 elsewhere."""
+    """[B, T] int64 of B lists of columns, or None: 1 there, 0 elsewhere."""
     starts = torch.zeros(tuple(shape), dtype=torch.int64)
-    for row, columns in enumerate(lists):
+    for row, columns in enumerate([] if columns is None else columns for columns in lists):
         places = {int(column) for column in columns}
         if not all(0 <= place < shape[1] for place in places) or len(places) < len(columns):
             given = f"{list(columns)} in row {row}"

@@ -98,7 +98,7 @@ def prepare(
 
     def read() -> Reported:
         of_function = getattr(trainer, "rollout_func", None) is not None
-        starts = [row or () for row in fields(inputs, "turn_starts", loop)] if of_function else None
+        starts = fields(inputs, "turn_starts", loop) if of_function else None
         return Reported(trainer, inputs, turns_of(output["completion_mask"], output.get("tool_mask"), starts), loop)
 
     def prepared(reported: Reported, names: Set[str]) -> Prepared:

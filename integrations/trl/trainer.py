@@ -121,8 +121,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         if self._bipace_watched is not None:
             self._bipace_watched.begins, self._bipace_watched.tool_mask = True, generated[2]
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
-            self._bipace_watched.starts = extras.get("turn_starts")
-            loop = self._bipace_watched.loop
+            loop, self._bipace_watched.starts = self._bipace_watched.loop, extras.get("turn_starts")
             loop.fields = set(extras)
             if loop.logged:
                 loop.begin_turn(getattr(self, "environments", None))
@@ -143,15 +142,17 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW], None
             order, places = batch.rows.turns.positions_of(row, prompt_length)
             logps, states = self._bipace_tapped(model, places, run)
-            hidden = torch.empty_like(states)
-            hidden[order.to(states.device)] = states
+            hidden = torch.empty_like(states).index_copy_(0, order.to(states.device), states)
             inputs["advantages"] = self._bipace_credit(batch, hidden)[row]
             return logps
         taps = self._bipace_taps and not self._bipace_waits and model is self.model
         if watched is None or not watched.begins or not taps:
             return run()
         watched.begins = False
-        turns = turns_of(attention_mask[:, prompt_length:], watched.tool_mask, watched.starts)
+        try:
+            turns = turns_of(attention_mask[:, prompt_length:], watched.tool_mask, watched.starts)
+        except Exception:  # of a rollout_func's turn_starts: prepare() raises it, on all processes
+            return run()
         logps, watched.hidden = self._bipace_tapped(model, turns.positions(prompt_length), run)
         return logps
 
@@ -165,6 +166,5 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             self._bipace_watched.begins = False
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
         if self._bipace_watched is not None:
-            self._bipace_watched.rewards = rewards
-            self._bipace_watched.loop.completions = completions
+            self._bipace_watched.rewards, self._bipace_watched.loop.completions = rewards, completions
         return rewards

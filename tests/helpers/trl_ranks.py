@@ -41,7 +41,8 @@ def main(folder: Path, options: dict) -> dict:
         out = tt.rollout(prompts, trainer)
         if without == RANK:
             del out["step_rewards"]
-        return {**out, "step_rewards": [[1.0] * 9] * len(prompts)} if bad_rank == RANK else out
+        bad = {"step_rewards": [[1.0] * 9]} if trainer.num_iterations == 1 else {"turn_starts": [[99]]}
+        return {**out, **{name: rows * len(prompts) for name, rows in bad.items()}} if bad_rank == RANK else out
 
     trainer = tt.make_trainer(folder, rollout_func=rollout, **options)
     try:

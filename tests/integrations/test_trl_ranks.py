@@ -29,6 +29,7 @@ WAYS = {
     "resumed": {**TWO_BATCHES, **MEMORY, "resume": "memory/checkpoint-2"},
     "partly": {"per_device_train_batch_size": 6, "bipace_embedder": "ngram", "without": 1},
     "failing": {"per_device_train_batch_size": 6, "bad_rank": 1},
+    "failing, tapped": {**TWO_BATCHES, "bad_rank": 1},
     "images": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "images": 1},
 }
 
@@ -95,6 +96,7 @@ def test_rewards_that_one_process_lacks_set_its_rows_aside_and_where_one_fails_a
     for rank in ranks:
         assert rank["partly"]["log"][-1]["bipace/invalid_row_fraction"] == pytest.approx(second["turns"] / turns)
         assert rank["failing"]["error"].startswith("rank 1: step_rewards must have one entry per turn of the model")
+        assert rank["failing, tapped"]["error"].startswith("rank 1: turn_starts must be columns below")
 
 
 def sharded(**options):

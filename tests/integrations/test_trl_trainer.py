@@ -332,8 +332,8 @@ def test_turns_back_to_back_are_told_by_turn_starts(tmp_path):
     def given(prompts, trainer):
         rows = [tt.TOKENIZER(text)["input_ids"] for text in ("aabb", "aacc", "ddbb", "aacc") * (len(prompts) // 4)]
         return {"prompt_ids": [tt.TOKENIZER(p)["input_ids"] for p in prompts], "completion_ids": rows,
-                "logprobs": [[0.0] * 4] * len(rows), "turn_starts": [[0, 2]] * len(rows),
-                "step_rewards": [[0.0, float(i)] for i in range(len(rows))]}  # fmt: skip
+                "logprobs": [[0.0] * 4] * len(rows), "turn_starts": [None, *[[0, 2]] * (len(rows) - 1)],
+                "step_rewards": [[0.0], *[[0.0, float(i)] for i in range(1, len(rows))]]}  # fmt: skip
 
     trainer = trained(tmp_path, rollout_func=given, num_iterations=2)
     batch = trainer.batches[0]
