@@ -74,7 +74,7 @@ class AdvantageResult:
 
     @threads.using()
     def value_r2(self) -> ValueR2:
-        """How well the partition predicts held-out returns; see `ValueR2`.  Of the tensors as they are now, as metrics."""
+        """How well the partition predicts held-out returns; see `ValueR2`.  Of the tensors as they are now."""
         records = self._records()
         lay = records.layout
         ids = lay.trajectory_of_record(), lay.group_of_record(), lay.n_groups
