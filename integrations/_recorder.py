@@ -110,8 +110,9 @@ class Recorder:
         path = self.folder / f"update_{update:08d}.parquet"
         later = [file.name for file in self.folder.glob("update_*.parquet") if file.name > path.name]
         if later:
-            what = f"{self.where}record_dir={self.folder} holds {min(later)}, of a later update and so of another run"
-            warn_once(f"two runs: {self.folder}", f"{what}: a report takes both for one. Give each run its own folder.")
+            what = f"{self.where}record_dir={self.folder} holds {min(later)}, of a later update: of another run, or of "
+            what += "this one before it was resumed. A report takes both for one; give each run its own folder."
+            warn_once(f"two runs: {self.folder}", what)
         with atomic_file(path) as temporary:
             pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
         with contextlib.suppress(FileNotFoundError):  # another run in this folder removes files too
@@ -137,7 +138,8 @@ def reasons(
     reward = records["rewards"] if records.get("trained_rewards") is None else records["trained_rewards"]
     order = taken[np.lexsort((step[taken], trajectory[taken]))]
     own, follows = value[order], np.append(trajectory[order[1:]] == trajectory[order[:-1]], False)[: len(order)]
-    after = np.where(follows, np.roll(own, -1), own * (0 if cut is None else torch.as_tensor(cut).cpu().numpy()[order]))
+    after = own * (0.0 if cut is None else torch.as_tensor(cut).cpu().numpy()[order])
+    after = np.where(follows, np.roll(own, -1), after)
     gap = np.where(follows, np.roll(step[order], -1) - step[order], 1)
     delta = np.zeros(len(value))
     delta[order] = torch.as_tensor(reward).cpu().double().numpy()[order] + config.gamma**gap * after - own

@@ -63,7 +63,8 @@ class OwnFields:
     )
     text_turns: int | None = setting(
         None,
-        "observations in a text state, and the actions between them; None: 3 for GAE's kernel, else, or by identity, 1",
+        "observations in a text state, with the actions between them; None: 3 for GAE's kernel, else 1, as for "
+        "identity",
         1,
         read_by=({"estimator": ("gae",), "value": ("kernel", "function")}, *OF_COSINE),
     )

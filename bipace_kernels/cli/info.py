@@ -57,7 +57,8 @@ def run(values: Mapping[str, Any]) -> None:
     if values["as_json"]:
         typer.echo(json.dumps(facts, indent=1))
         return
-    cpu, cuda, place = facts["cpu"], facts["cuda"], {"cpu": "the CPU", "cuda": "a GPU"}
+    cpu, cuda = facts["cpu"], facts["cuda"]
+    place = {"cpu": "the CPU", "cuda": "a GPU"}
     rows = [
         ("Python", f"{facts['python']} on {facts['platform']}"),
         *((name, version or "not installed") for name, version in facts["packages"].items()),
@@ -74,11 +75,12 @@ def run(values: Mapping[str, Any]) -> None:
     ]
     console = stdout()
     console.print(grid(("", ""), rows, f"bipace-kernels {facts['bipace_kernels']}", numbers=False))
-    found = [
+    backends = [
         (name, "yes" if status["available"] else "no", status["reason"], status["detail"])
         for name, status in facts["backends"].items()
     ]
-    console.print(grid(("backend", "available", "why not", "versions and devices"), found, "Backends", numbers=False))
+    headings = ("backend", "available", "why not", "versions and devices")
+    console.print(grid(headings, backends, "Backends", numbers=False))
 
 
 def _version(name: str) -> str | None:

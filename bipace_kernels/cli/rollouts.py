@@ -275,6 +275,7 @@ class _Parser:
     records: int = 0
     id_types: dict[str, type] = field(default_factory=dict)
     fields: list[tuple[str, str, Callable[[str, Any], Any]]] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)  # which the first record lacks
 
     def __post_init__(self) -> None:
         self.is_parquet = Path(self.path).suffix.lower() in PARQUET_SUFFIXES
@@ -286,10 +287,12 @@ class _Parser:
             column = str(getattr(self.columns, name))
             if name in REQUIRED or name in self.needed or name in DEFAULTS or has(column):
                 self.fields.append((name, column, getattr(self, f"_{CHECKS[name]}")))
+            else:
+                self.left_out.append((name, column))
 
     def add(self, record: dict[str, Any], line: int) -> None:
         rollouts = self.rollouts
-        self.seen.update(name for name in self.optional if getattr(self.columns, name) in record)
+        self.seen.update(name for name, column in self.left_out if column in record)
         for name, column, check in self.fields:
             if column not in record:
                 if name not in DEFAULTS:
@@ -297,6 +300,7 @@ class _Parser:
                 getattr(rollouts, name).append(DEFAULTS[name])
                 continue
             value = record[column]
+            self.seen.add(name)
             try:
                 value = check(name, value)
             except _Wrong as wrong:

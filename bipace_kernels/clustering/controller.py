@@ -180,8 +180,12 @@ class EpsilonController:
             return take(here, f"{fact}, and ε is at its bound")
         inside = [i for i in ahead if self._inside(points[i].sizes.median)]
         if inside:
-            ratio = {i: points[i].sizes.median ** 2 / (low * high) for i in inside}  # logarithms would not tie exactly
-            best = min(inside, key=lambda i: (max(ratio[i], low * high / points[i].sizes.median ** 2), abs(i - here)))
+
+            def off_centre(i: int) -> float:  # logarithms of equal distances would differ in the last bit
+                squared = points[i].sizes.median ** 2
+                return max(squared / (low * high), low * high / squared)
+
+            best = min(inside, key=lambda i: (off_centre(i), abs(i - here)))
             return take(best, f"{fact}, there it is {points[best].sizes.median:g}")
         if not any((points[i].sizes.median > high) == below for i in ahead):
             return take(ahead[-1], f"{fact} at every ε within one step")

@@ -121,7 +121,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         if self._bipace_watched is not None:
             self._bipace_watched.begins, self._bipace_watched.tool_mask = True, generated[2]
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
-            loop, self._bipace_watched.starts = self._bipace_watched.loop, extras.get("turn_starts")
+            self._bipace_watched.starts = extras.get("turn_starts")
+            loop = self._bipace_watched.loop
             loop.fields = set(extras)
             if loop.logged:
                 loop.begin_turn(getattr(self, "environments", None))
@@ -166,5 +167,6 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             self._bipace_watched.begins = False
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
         if self._bipace_watched is not None:
-            self._bipace_watched.rewards, self._bipace_watched.loop.completions = rewards, completions
+            self._bipace_watched.rewards = rewards
+            self._bipace_watched.loop.completions = completions
         return rewards

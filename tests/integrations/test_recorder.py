@@ -169,7 +169,8 @@ def test_every_n_updates_and_the_newest_files_stay(tmp_path, monkeypatch):
     recorder._began -= 1e6  # a run that is long enough for any cost
     for update in range(0, 30, 3):
         record(recorder, update)
-    with pytest.warns(RuntimeWarning, match=r"holds update_00000012.parquet, .* another run: .* its own folder"):
+    said = r"holds update_00000012\.parquet, .* another run, or .* resumed\. .* its own folder"
+    with pytest.warns(RuntimeWarning, match=said):
         record(recorder, 2)
     record(recorder, 5)
     assert updates(tmp_path) == [2, 18, 24] and not list(tmp_path.glob("*.begun"))
