@@ -81,9 +81,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self, WHERE)
-        if isinstance(self.bisim_eps, str) and self.bisim_embedder != "actor_hidden":
+        if self.chooses_epsilon and not (self.bisim_grouping and self.bisim_embedder == "actor_hidden"):
             raise ValueError(
-                f"{WHERE}bisim_eps={self.bisim_eps} needs bisim_embedder=actor_hidden, got {self.bisim_embedder}."
+                f"{WHERE}bisim_eps={self.bisim_eps} needs bisim_grouping=True and bisim_embedder=actor_hidden, got "
+                f"{self.bisim_grouping} and {self.bisim_embedder}."
             )
         if self.bisim_grouping and self.enable_similarity:
             raise ValueError(f"{WHERE}enable_similarity and {WHERE}bisim_grouping group differently; set one to False.")
@@ -157,7 +158,7 @@ class Settings:
     @property
     def chooses_epsilon(self) -> bool:
         """Whether ε is chosen from the states of a batch."""
-        return isinstance(self.bisim_eps, str) and self.bisim_grouping and self.bisim_embedder == "actor_hidden"
+        return isinstance(self.bisim_eps, str)
 
     def states(self) -> States | None:
         """State of a run between batches: a chosen ε, the memory of gae, the name of an own method; None: nothing."""

@@ -426,6 +426,7 @@ GAE_KEYS = ["bipace_method=gae"]
     (["cacb_estimator=diff"], [], "cacb_estimator must be one of q_style, counterfactual"),
     (["cacb_enabled=1"], [], "cacb_enabled must be True or False, got 1"),
     (["enable_similarity=True"], [], "set one to False"),
+    (["bisim_grouping=False", *GAE_KEYS, "bisim_eps=auto"], [], "bisim_eps=auto needs bisim_grouping=True and"),
     ([], ["algorithm.adv_estimator=grpo"], "algorithm.adv_estimator must be gigpo"),
     ([], ["env.rollout.n=1"], "env.rollout.n must be at least 2, got 1"),
     ([], ["actor_rollout_ref.actor.strategy=megatron"], "use bisim_embedder=ngram, or strategy=fsdp"),
