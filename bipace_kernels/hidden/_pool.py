@@ -182,7 +182,9 @@ def scores_of(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     key = rotate(key, key, cos, sin, unsqueeze_dim=2)[1]
     scale: Any = getattr(attention, "scaling", None)
     softcap: Any = getattr(attention, "attn_logit_softcapping", None)
-    window: Any = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+    # Without a window of its own an attention has the model's, unless that is only for blocks of one type.
+    common = None if getattr(config, "layer_types", None) else getattr(config, "sliding_window", None)
+    window: Any = getattr(attention, "sliding_window", common)
     return Scores(query, key, float(width**-0.5 if scale is None else scale), float(softcap or 0.0), int(window or 0))
 
 
@@ -199,15 +201,22 @@ def _projections(
 ) -> tuple[Tensor, Tensor]:
     """Queries [n, heads, head_dim] of the chosen tokens and keys [B, T, key_heads, head_dim] of all, not rotated."""
     parts: Any = attention._modules
-    if parts.get("qkv_proj") is not None:
-        query_size, key_size = config.num_attention_heads * width, config.num_key_value_heads * width
-        query = parts["qkv_proj"](wanted)[..., :query_size]
-        key = parts["qkv_proj"](hidden)[..., query_size : query_size + key_size]
-    else:
-        query, key = parts["q_proj"](wanted), parts["k_proj"](hidden)
+    training = [module for module in attention.modules() if module.training]
+    try:
+        for module in training:  # an adapter's dropout would draw random numbers that the forward needs
+            module.training = False
+        if parts.get("qkv_proj") is not None:
+            query_size, key_size = config.num_attention_heads * width, config.num_key_value_heads * width
+            query = parts["qkv_proj"](wanted)[..., :query_size]
+            key = parts["qkv_proj"](hidden)[..., query_size : query_size + key_size]
+        else:
+            query, key = parts["q_proj"](wanted), parts["k_proj"](hidden)
+    finally:
+        for module in training:
+            module.training = True
+    if clip := getattr(config, "clip_qkv", None):  # OLMo's
+        query, key = query.clamp(-clip, clip), key.clamp(-clip, clip)
     query, key = query.unflatten(-1, (-1, width)), key.unflatten(-1, (-1, width))
-    if parts.get("q_norm") is not None:
-        query = parts["q_norm"](query)
-    if parts.get("k_norm") is not None:
-        key = parts["k_norm"](key)
+    query = query if parts.get("q_norm") is None else parts["q_norm"](query)
+    key = key if parts.get("k_norm") is None else parts["k_norm"](key)
     return query, key

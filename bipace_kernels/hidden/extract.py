@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,9 @@ from .layers import Decoder, Layer, attention_of, text_config
 from .positions import Positions
 from .tap import Tap, tap
 
-_ONE_TOKEN: Batch = ([torch.zeros(1, dtype=torch.int64)], Positions(torch.zeros(1, dtype=torch.int64), torch.arange(2)))
+_ZERO = torch.zeros(1, dtype=torch.int64)
+_ONE_TOKEN: Batch = ([_ZERO], Positions(_ZERO, torch.arange(2)))
+_TWO_PROMPTS: Batch = ([_ZERO + 1, _ZERO], Positions(_ZERO.repeat(2), torch.arange(3)))
 
 
 @threads.using()
@@ -107,7 +108,8 @@ def extract_layers(
         budget = budget_of(token_budget, device)
         packing = _packing(decoder, packed, n_blocks)
         prompts = prompts_of(input_ids, attention_mask, positions, n_ids=decoder.n_ids)
-        batches = prompts.batches(budget, device, packed=packing)
+        batches = [_TWO_PROMPTS, _ONE_TOKEN] if packed else []  # not every model's mask follows position_ids
+        batches += prompts.batches(budget, device, packed=packing)
     except (TypeError, ValueError) as error:
         failure = error
     n_forwards = _forwards(len(batches), failure, group, device) if sharded else len(batches)
@@ -132,6 +134,8 @@ def extract_layers(
             if tapped.enabled:
                 tapped.expect(wanted, cu_seqlens)
             called(**{name: tensor.to(device) for name, tensor in arguments.items()}, use_cache=False, **one)
+            if packed and i == 1:
+                _check_apart(tapped)
             bar.update()
     return {key: _rows(tapped, key, prompts) for key in itertools.product(tapped.layers, tapped._poolings)}
 
@@ -153,24 +157,23 @@ def _rows(tapped: Tap, key: tuple[Layer, str], prompts: Prompts) -> Tensor:
 
 
 def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
-    if packed is not None and not isinstance(packed, bool):
-        raise TypeError(f"packed must be None, True or False, got {packed!r}.")
-    implementation = str(getattr(decoder.base.config, "_attn_implementation", None))
-    varlen = "flash" in implementation
-    mixers = [type(block).__name__ for block in list(decoder.blocks)[:n_blocks] if attention_of(block) is None]
-    if not packed:
-        return packed is None and varlen and not mixers
-    if mixers:
-        raise ValueError(
-            f"packed needs attention in every block, or prompts see each other; {mixers[0]} has none: use False."
-        )
-    # The model's own module shows the version of transformers: masks of packed rows came with masking_utils.
-    if not varlen and "transformers.masking_utils" not in sys.modules:
-        raise ValueError(
-            f"packed needs flash attention with transformers before 4.53, but the model has {implementation!r}, which "
-            "would let prompts see each other; use packed=False."
-        )
-    return True
+    if packed is not None:
+        if not isinstance(packed, bool):
+            raise TypeError(f"packed must be None, True or False, got {packed!r}.")
+        return packed
+    varlen = "flash" in str(getattr(decoder.base.config, "_attn_implementation", None))
+    return varlen and all(attention_of(block) is not None for block in list(decoder.blocks)[:n_blocks])
+
+
+def _check_apart(tapped: Tap) -> None:
+    """Raises ValueError if the second of two packed prompts has another state than by itself."""
+    kept = tapped._kept[max(tapped.layers, key=lambda item: item.block), tapped._poolings[0]]
+    _, packed, alone = torch.cat([rows for rows in kept.values() if rows is not None])
+    gap, size = (float(x.double().norm()) for x in (packed - alone, alone))
+    if gap > size * torch.finfo(alone.dtype).eps ** 0.5:
+        name = type(tapped._decoder.causal).__name__
+        raise ValueError(f"packed must be False for {name}: with its attention packed prompts would see each other.")
+    tapped.clear()
 
 
 def _forwards(n: int, failure: Exception | None, group: Any, device: torch.device) -> int:

@@ -216,8 +216,10 @@ class Tap:
                 for pooling in poolings:
                     scores = scores_of(block, args, kwargs, spans) if pooling == "attention" else None
                     rows = pool(hidden, spans, pooling, self._normalize, self._dtype, scores)
-                    # The last call counts: some models also run their final norm before the first block.
-                    self._kept.setdefault((layer, pooling), {})[self._forwards] = rows
+                    kept = self._kept.setdefault((layer, pooling), {})
+                    if self._forwards in kept and not layer.normed:  # some also run the norm before the first block
+                        raise ValueError(f"layer must be of a block that runs once in a forward, got {layer}.")
+                    kept[self._forwards] = rows
 
         return keep
 

@@ -4,7 +4,6 @@ block."""
 import importlib.util
 import itertools
 import random
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -248,7 +247,7 @@ def test_packed_rows_have_no_padding():
     calls = Calls(model)
     rows = bk.hidden.extract(model, ids, mask, token_budget=50, packed=True)
     assert all(r == 1 and t <= 50 for r, t in calls.tokens)
-    assert sum(t for _, t in calls.tokens) == sum(len(p) for p in prompts_of(ids, mask).tokens)
+    assert sum(t for _, t in calls.tokens) == 3 + sum(len(p) for p in prompts_of(ids, mask).tokens)
     assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
 
 
@@ -384,15 +383,18 @@ def test_a_cpu_takes_few_tokens_at_a_time_and_a_gpu_many(packed, model):
     prompts = torch.randint(3, tm.VOCABULARY, (12, 100), generator=torch.Generator().manual_seed(3))
     calls = Calls(model)
     rows = bk.hidden.extract(model, prompts, packed=packed)
-    assert [r * t for r, t in calls.tokens] == [500, 500, 200]
+    assert [r * t for r, t in calls.tokens] == [2, 1] * packed + [500, 500, 200]  # first whether prompts stay apart
     assert distance(rows, tm.last_states(model, prompts, torch.ones_like(prompts))) < 1e-5
     assert budget_of(None, torch.device("cuda")) == 16_384
     calls.tokens.clear()
     bk.hidden.extract(model, prompts, packed=packed, token_budget=budget_of(None, torch.device("cuda")))
-    assert [r * t for r, t in calls.tokens] == [1200]
+    assert [r * t for r, t in calls.tokens] == [2, 1] * packed + [1200]
 
 
-def test_packing_is_refused_where_prompts_would_see_each_other(monkeypatch, model):
-    monkeypatch.delitem(sys.modules, "transformers.masking_utils", raising=False)
-    with pytest.raises(ValueError, match=r"packed needs flash attention with transformers before 4\.53"):
-        bk.hidden.extract(model, [[1, 2], [3]], packed=True)
+@pytest.mark.parametrize("family", ["GptOss", "OPT"])  # whose masks do not follow position_ids
+def test_packing_is_refused_where_prompts_would_see_each_other(family):
+    changes = {"word_embed_proj_dim": 48} if family == "OPT" else {"num_local_experts": 2, "num_experts_per_tok": 1}
+    model = tm.make(family, **changes)
+    with pytest.raises(ValueError, match=rf"packed must be False for {family}ForCausalLM: "):
+        bk.hidden.extract(model, [[1, 2], [3]], layer=2, packed=True)
+    assert bk.hidden.extract(model, [[1, 2], [3]], layer=2).shape == (2, 48)

@@ -105,11 +105,18 @@ def test_the_token_before_each_turn():
         assert (tm.unit(state[None]) - tm.unit(alone)).norm() < 1e-5
 
 
-@pytest.mark.parametrize("family", tm.FAMILIES)
+WINDOWED = {"use_sliding_window": True, "sliding_window": 4}  # in every second block
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"), [*((name, {}) for name in tm.FAMILIES), ("Olmo", {"clip_qkv": 0.1}), ("Qwen2Moe", WINDOWED)]
+)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_every_family_and_pooling(family, side):
+def test_every_family_and_pooling(family, changes, side):
     """Mean and attention-weighted mean, the weights being those that the model's own eager attention gives out."""
-    model, (ids, mask) = tm.make(family), tm.prompts(side=side)
+    if changes is WINDOWED:
+        pytest.importorskip("transformers.masking_utils", reason="blocks had one kind of mask")
+    model, (ids, mask) = tm.make(family, **changes), tm.prompts(side=side)
     layers = [-8, -7]  # Gemma: one with a sliding window, one without
     with torch.no_grad():
         full = forward(model, ids, mask, output_hidden_states=True, output_attentions=True)
@@ -314,6 +321,25 @@ def test_peft(model, ids, mask):
     with model.disable_adapter(), bk.hidden.tap(model, LAYER) as bare, torch.no_grad():
         forward(model, ids, mask)
     assert not torch.allclose(bare.rows(), tapped.rows(None, "last"))
+
+
+def test_an_adapters_dropout_draws_the_same_numbers_as_without_a_tap(model, ids, mask):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(target_modules=["q_proj", "k_proj"], lora_dropout=0.5, init_lora_weights=False)
+    model = peft.get_peft_model(model, config).train()
+    found = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        with bk.hidden.tap(model, LAYER, pooling="attention") as tapped:
+            tapped.enabled = on
+            found.append(forward(model, ids, mask).logits)
+    assert torch.equal(*found) and model.base_model.model.model.layers[1].self_attn.q_proj.training
+
+
+def test_a_block_that_runs_several_times_is_refused(model, ids, mask):
+    model.model.layers[2] = model.model.layers[1]
+    with pytest.raises(ValueError, match=r"layer must be of a block that runs once in a forward, got block 1"):
+        tapped_forward(model, ids, mask)
 
 
 def test_wrong_arguments():
