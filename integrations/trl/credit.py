@@ -31,8 +31,7 @@ class Credit:
 
     advantages  [B, T] float32   on the tokens that the model generated, 0 elsewhere
     metrics     floats by name, over the batch of all processes
-    result      of bipace_kernels.advantage(), a row for each turn of this process
-    turns       the turns of these rows
+    result, turns   of bipace_kernels.advantage(), and the turns of its rows, which are those of this process
     """
 
     advantages: Tensor
@@ -97,8 +96,7 @@ def prepare(
         states.recorder = None
 
     def read() -> Reported:
-        of_function = getattr(trainer, "rollout_func", None) is not None
-        starts = fields(inputs, "turn_starts", loop) if of_function else None
+        starts = fields(inputs, "turn_starts", loop) if getattr(trainer, "rollout_func", None) is not None else None
         return Reported(trainer, inputs, turns_of(output["completion_mask"], output.get("tool_mask"), starts), loop)
 
     def prepared(reported: Reported, names: Set[str]) -> Prepared:
@@ -110,6 +108,8 @@ def prepare(
         if reads and "pixel_values" in names:
             why = why or "with images they come only from a forward of TRL's own (num_iterations=2)"
         states.require_hidden(why)
+        if states.may_be_hidden and not why and not output["prompt_mask"].any(1).all():
+            raise ValueError("every prompt must have a token, but one is empty: fill it, or use bipace_embedder=ngram.")
         if reads and states.settings.embedder == "auto" and states.settings.config().needs_truncated:
             why = why or (DROPOUT if getattr(trainer, "_bipace_dropout", False) else NO_FORWARD)
         if hidden is not None and len(hidden) != n:

@@ -147,8 +147,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             inputs["advantages"] = self._bipace_credit(batch, hidden)[row]
             return logps
         taps = self._bipace_taps and not self._bipace_waits and model is self.model
-        if watched is None or not watched.begins or not taps:
-            return run()
+        if watched is None or not (watched.begins and taps and attention_mask[:, :prompt_length].any(1).all()):
+            return run()  # also if a row has no prompt: prepare() raises that error, on all processes
         watched.begins = False
         try:
             turns = turns_of(attention_mask[:, prompt_length:], watched.tool_mask, watched.starts)

@@ -33,7 +33,8 @@ AcceleratorState.__init__ = init
 
 
 def main(folder: Path, options: dict) -> dict:
-    bad_rank, without, resumed, images = (options.pop(x, None) for x in ("bad_rank", "without", "resume", "images"))
+    names = ("bad_rank", "without", "resume", "images", "promptless")
+    bad_rank, without, resumed, images, promptless = (options.pop(name, None) for name in names)
     if images == RANK:  # as a model for images has them in its batch
         trainer_of_trl.prepare = lambda a, b, output, *c, **d: prepare(a, b, {**output, "pixel_values": 0}, *c, **d)
 
@@ -41,6 +42,8 @@ def main(folder: Path, options: dict) -> dict:
         out = tt.rollout(prompts, trainer)
         if without == RANK:
             del out["step_rewards"]
+        if promptless == RANK:
+            out["prompt_ids"][1] = []
         bad = {"step_rewards": [[1.0] * 9]} if trainer.num_iterations == 1 else {"turn_starts": [[99]]}
         return {**out, **{name: rows * len(prompts) for name, rows in bad.items()}} if bad_rank == RANK else out
 

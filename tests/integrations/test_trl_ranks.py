@@ -30,6 +30,8 @@ WAYS = {
     "partly": {"per_device_train_batch_size": 6, "bipace_embedder": "ngram", "without": 1},
     "failing": {"per_device_train_batch_size": 6, "bad_rank": 1},
     "failing, tapped": {**TWO_BATCHES, "bad_rank": 1},
+    "promptless": {"per_device_train_batch_size": 6, "promptless": 1},
+    "promptless, tapped": {**TWO_BATCHES, "promptless": 1},
     "images": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "images": 1},
 }
 
@@ -97,6 +99,8 @@ def test_rewards_that_one_process_lacks_set_its_rows_aside_and_where_one_fails_a
         assert rank["partly"]["log"][-1]["bipace/invalid_row_fraction"] == pytest.approx(second["turns"] / turns)
         assert rank["failing"]["error"].startswith("rank 1: step_rewards must have one entry per turn of the model")
         assert rank["failing, tapped"]["error"].startswith("rank 1: turn_starts must be columns below")
+        for name in ("promptless", "promptless, tapped"):
+            assert rank[name]["error"].startswith("rank 1: every prompt must have a token")
 
 
 def sharded(**options):
