@@ -22,6 +22,7 @@ class Consumer:
     def restart(self) -> None:
         self._cursor = 0  # rows of the given positions that are assigned
         self._rows = 0  # rows of all forwards
+        self.logits_to_keep = 0  # of the last forward, where it has more tokens
         self._cu = self._cu_given
         self._expected: tuple[Positions | int | str | None, Tensor | None] = (None, None)
         self._row_index: list[Tensor] = []
@@ -56,6 +57,8 @@ class Consumer:
             raise ValueError(f"model must be a decoder; {type(module).__name__} gets no input_ids or inputs_embeds.")
         n_batch, width = int(tokens.shape[0]), int(tokens.shape[1])
         (positions, cu), self._expected = self._expected, (None, None)
+        keep = arguments.get("logits_to_keep")
+        self.logits_to_keep = keep if isinstance(keep, int) and 0 < keep < width else 0
         cu = self._packed(arguments, n_batch) if cu is None else cu
         if cu is not None:
             if n_batch != 1:

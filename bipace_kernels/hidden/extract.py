@@ -118,8 +118,9 @@ def extract_layers(
     assert prompts is not None
     # Where a token may see later ones, as some Gemmas are configured.
     masked = getattr(text_config(decoder.causal), "use_bidirectional_attention", None) in (True, "all")
-    known = inspect.signature(type(decoder.causal).forward).parameters
-    # Logits of only one token if the head runs.
+    # Logits of only one token if the head runs, for which Gemma 4 would also run its last blocks on only that token.
+    runs = getattr(decoder.causal, "get_output_embeddings", lambda: None)() is None
+    known = inspect.signature(type(decoder.causal).forward).parameters if runs else ()
     one = next(({name: 1} for name in ("logits_to_keep", "num_logits_to_keep") if name in known), {})
     with (
         _shortened.shortened(decoder, n_blocks) as called,

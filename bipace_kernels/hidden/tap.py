@@ -212,6 +212,8 @@ class Tap:
             # Rows of an inference-mode forward must still be plain tensors, so that later code can use them freely.
             with torch.inference_mode(False), torch.no_grad():
                 hidden = hidden_of(output).detach()
+                if hidden.shape[1] == self._consumer.logits_to_keep:  # what Gemma 4 runs its last blocks on
+                    raise ValueError(f"layer must be before {layer}, which ran on only the last logits_to_keep tokens.")
                 spans = self._spans.to(hidden.device)
                 for pooling in poolings:
                     scores = scores_of(block, args, kwargs, spans) if pooling == "attention" else None

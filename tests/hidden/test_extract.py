@@ -241,6 +241,22 @@ def test_only_attention_that_looks_ahead_needs_a_mask():
     assert distance(rows, tm.last_states(model, ids, mask)) > 1e-2, "or it looked at nothing ahead"
 
 
+def test_blocks_that_logits_to_keep_lets_run_on_the_last_tokens_only(ids, mask):
+    """Gemma 4's that share keys, from some release of transformers on."""
+    kinds = ["sliding_attention", "full_attention"]
+    sizes = {"head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 101}
+    model = tm.make("Gemma4", layer_types=[*kinds * 4, kinds[1]], num_kv_shared_layers=4, **sizes)
+    for layer in (-2, -1):
+        want = tm.last_states(model, ids, mask, layer)
+        assert distance(bk.hidden.extract(model, ids, mask, layer), want) < 1e-5
+        try:
+            with bk.hidden.tap(model, layer) as tapped, torch.no_grad():
+                model(ids, attention_mask=mask, position_ids=tm.position_ids(mask), logits_to_keep=2)
+            assert distance(tapped.rows(), want) < 1e-5
+        except ValueError as error:
+            assert "which ran on only the last logits_to_keep tokens" in str(error)
+
+
 @needs_packing
 def test_packed_rows_have_no_padding():
     model, (ids, mask) = tm.make(), tm.prompts(12)
