@@ -87,10 +87,9 @@ class Setting:
         """Whether a configuration reads it."""
 
         def word(name: str) -> str:
-            value = getattr(config, name)
-            if callable(value):
-                return "function"
-            return value if isinstance(value, str) else "above 0" if value > 0 else "0"
+            own = name == "episode_weight" and config.estimator_row.whole  # HGPO, whose A_ep base_group turns on
+            x = getattr(config, "base_group" if own else name)
+            return x if isinstance(x, str) else "function" if callable(x) else "above 0" if x > 0 else "0"
 
         return not self.read_by or any(all(word(name) in words for name, words in one.items()) for one in self.read_by)
 
@@ -99,9 +98,8 @@ class Setting:
         """Arguments with which it has an effect, such as {"preset": "gae", "value": "kernel"}."""
         chosen = {name: words[0] for name, words in self.read_by[0].items()} if self.read_by else {}
         estimator = chosen.pop("estimator", None)
-        if estimator is None:
-            return chosen
-        return {"preset": estimator if estimator in PRESETS else "bipace", **chosen}
+        preset = {} if estimator is None else {"preset": estimator if estimator in PRESETS else "bipace"}
+        return {**preset, **chosen}
 
 
 def is_number(value: Any) -> bool:
@@ -148,7 +146,7 @@ _SHRUNK, _KERNEL = (({"estimator": ("gae",), "value": names},) for names in (("s
 _OF_STATES = ({"estimator": ("gae",), "value": ("kernel", "function")},)  # also of a function's averages over actions
 _SHARED = ({**_OF_STATES[0], "share": ("batch", "memory")},)
 _EPISODE = ({"episode_weight": ("above 0",)},)
-_DIVIDED = ({"episode_norm": ("std",), **_EPISODE[0]}, {"step_norm": ("std",)})
+_DIVIDED = ({"episode_norm": ("std",), **_EPISODE[0]}, {"step_norm": ("std",)}, *_HGPO)
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
     def _cure(self, row: Setting, config: Config) -> str:
         """The settings with which one of this row has an effect."""
         if "episode_weight" in row.cure:
-            return "episode_weight above 0"
+            return "base_group to True" if config.estimator_row.whole else "episode_weight above 0"
         method = next((name for name in ("gae", "bipace", *PRESETS) if row.has_effect(PRESETS[name]())), None)
         if method not in (None, self.method):
             return f"method to {method}"
@@ -222,7 +222,8 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
                 if getattr(self, name) is not None:
                     raise InputError(text, Named(where + name))
             return self
-        if self.config().episode_weight == 0 or self.episode_norm is not None or self.gigpo_mode is not None:
+        counts = settings_of(Config)["episode_norm"].has_effect(self.config())
+        if not counts or self.episode_norm is not None or self.gigpo_mode is not None:
             return self
         if scale_rewards not in ("group", "none"):
             raise ValueError(

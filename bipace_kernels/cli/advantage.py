@@ -107,12 +107,14 @@ def _check_options(
     """Raises CliError for options that would be ignored: a user who gives one expects an effect."""
     for name, row in SETTINGS.items():
         if changes.get(name) is not None and not row.has_effect(config):
-            value, choose = config.value_row, row.cure
-            if "partition" in choose and value is not None and not value.has_clusters:
-                choose = {"value": "cluster", **choose}
+            value, choose = config.value_row, list[tuple[str, ...]](row.cure.items())
+            if "partition" in row.cure and value is not None and not value.has_clusters:
+                choose = [("value", "cluster"), *choose]
+            elif "episode_weight" in row.cure and config.estimator_row.whole:
+                choose = [("base_group",)]
             raise CliError(
                 f"{option(name)} has no effect with partition {config.partition} and estimator {config.estimator}; "
-                f"leave it out, or choose {' '.join(option(*item) for item in choose.items())}."
+                f"leave it out, or choose {' '.join(option(*item) for item in choose)}."
             )
     if config.needs_memory:
         raise CliError("--share memory needs earlier batches, which files do not have; use --share batch.")
@@ -166,8 +168,7 @@ def check_sources(action_mode: str, fingerprint: str | None, columns: rollouts.C
 def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str, threads: int | None) -> dict[str, Any]:
     """The arguments of `bipace_kernels.advantage()` that do not depend on the partition."""
     valid = None if records.valid is None else np.array(records.valid, bool)
-    shared: dict[str, Any] = {"rewards": np.array(records.reward, np.float64)}
-    shared |= {"backend": backend, "num_threads": threads}
+    shared: dict[str, Any] = {"rewards": np.array(records.reward, float), "backend": backend, "num_threads": threads}
     with refused(records):
         shared["layout"] = bk.layout(records.group, records.trajectory, np.array(records.step, np.int64), valid)
     if records.action is not None:

@@ -222,6 +222,7 @@ def test_functions_give_way_and_come_back():
     ({"gigpo_mode": "mean_norm"}, "gigpo_mode has no effect in method gae; leave it out, or set method to gigpo"),
     ({"ngram_epsilon": 0.3}, "ngram_epsilon has no effect with these settings of method gae; leave it out, or set"),
     ({"episode_norm": "none"}, "of method gae; leave it out, or set episode_weight above 0."),
+    ({"method": "hgpo", "episode_norm": "none"}, "of method hgpo; leave it out, or set base_group to True."),
     ({"method": "gigpo", "base_group": True}, "base_group has no effect"),
     ({"epsilon": "wide"}, "epsilon must be a number 0 or in [1e-4, 1], 'auto' or 'follow', got 'wide'"),
     ({"embedder": 1}, "embedder must be one of auto, actor_hidden, ngram, identity, sentence:MODEL, got 1"),
