@@ -71,7 +71,7 @@ class ToolLoop:
         for environment, stale in zip(environments, self.stale, strict=True):
             logs = {name: (_log(environment, name) or [])[stale[name] :] for name in LOGS}
             seen = logs["observations"]
-            if seen and isinstance(seen[-1], (dict, list, np.ndarray, torch.Tensor)):
+            if seen and isinstance(seen[-1], (np.ndarray, torch.Tensor)):
                 seen[-1] = copy.deepcopy(seen[-1])  # the environment may go on to write into it
             self.logged[-1].append(logs)
 

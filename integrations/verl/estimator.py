@@ -78,7 +78,8 @@ class Bipace:
             raise ValueError(
                 f"actor_rollout_ref.rollout.n must be at least 2 for adv_estimator=bipace, got {n}: one has no peers."
             )
-        place = (config.algorithm.get(NAME) or {}).get("cluster_on", "driver")
+        given = (config.algorithm.get(NAME) or {}).get("cluster_on")
+        place = "driver" if given is None else given
         if place not in ("driver", "workers") or (place == "workers" and not config.trainer.use_v1):
             raise ValueError(f"{WHERE}cluster_on must be driver, or workers with trainer.use_v1=True, got {place!r}.")
         if place == "workers" and self.settings.config().value_row is not None:

@@ -36,7 +36,8 @@ class Rollouts:
                 self.trajectory.append(t)
                 self.step.append(i)
                 self.reward.append(float(rng.integers(1, 9)) if i + 1 == length else 0.0)
-                self.room.append(room.format(ROOMS[rng.integers(3)]) if t < silent else "?")
+                seen = room.format(ROOMS[rng.integers(3)])
+                self.room.append(seen if t < silent else self.room[-1])  # a state that others in its group have seen
                 self.action.append(action.format(ACTIONS[rng.integers(3)]) if t < silent else "")
         self.prompts = [TOKENIZER.encode(room) for room in self.room]
         self.responses = [TOKENIZER.encode(action) for action in self.action]

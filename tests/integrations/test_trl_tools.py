@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from functools import partial
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -119,6 +120,19 @@ def test_a_turn_answers_what_was_last_observed(tmp_path, records, environment):
     assert found == [
         ["at 0", "at 1", "at 1", "at 2"], ["at 0", "at 0"], ["at 0", "at 0", "at 1"], ["at 0", "at 0", "at 1"]
     ]  # fmt: skip
+
+
+class Locked(Walk):
+    """Observes what cannot be copied."""
+
+    def _log(self, direction):
+        super()._log(direction)
+        self.observations[-1] = {"door": Lock()}
+
+
+def test_observations_that_the_method_does_not_read_may_be_anything(tmp_path, records):
+    one_batch(tmp_path, SCRIPTS, Locked, bipace_method="gae", bipace_value="step")
+    assert of_row(records[0], "rewards", 0)[:3] == [1.0, 0.0, 2.0]
 
 
 @pytest.mark.parametrize("gamma", [0.95, 0.5])

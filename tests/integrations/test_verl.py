@@ -145,7 +145,7 @@ def test_gamma_and_lambda_are_bipace_s_own_then_the_trainer_s_then_the_paper_s(t
 
 def test_states_are_asked_for_where_a_forward_gives_them():
     assert of(layer=-12).request == {"layer": -12, "early_exit": False}
-    assert of(method="gae").request == {"layer": -8, "early_exit": False}
+    assert of(method="gae", cluster_on=None).request == {"layer": -8, "early_exit": False}  # null: not given
     for none in ({"embedder": "ngram"}, {"method": "gigpo"}, {"method": "grpo"}, {"method": "gae", "value": "group"}):
         assert of(**none).request == {}
     bypass = [("algorithm.rollout_correction.bypass_mode", True)]
