@@ -100,8 +100,7 @@ class RolloutRows:
         names = [name for name in ENTRIES if name in self.extra or name in elsewhere]
         if not names:
             return self
-        extra: dict[str, Any] = dict(self.extra)
-        misfits: dict[int, str] = {}
+        extra, misfits = dict[str, Any](self.extra), dict[int, str]()
         for name in names:
             missing, bad = ENTRIES[name]
             entries = extra.get(name, [None] * len(self.valid))
@@ -227,8 +226,9 @@ class RolloutRows:
             states.recorder.expect(update, lambda of: (self.observations(tokenizer, of), self.actions(tokenizer, of)))
         config, records = states.settings.config(), dict[str, Any](self.ids())
         records["rewards"], records["episode_return"] = self.rewards(records, token_rewards, states)
-        if config.needs_truncated and "truncated" in self.extra:
-            records["truncated"] = cut_off(self.extra["truncated"])[self.turns.row] & self.turns.last
+        if config.needs_truncated:  # also where only rollouts of other processes say whether they were cut off
+            cut = cut_off(self.extra.get("truncated", [None] * len(self.valid)))
+            records["truncated"] = cut[self.turns.row] & self.turns.last
         if config.reads_keys:
             records |= self.action_keys(tokenizer, states.settings, _last(records))
         return records

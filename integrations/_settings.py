@@ -236,7 +236,7 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
         """ε for the fingerprints of this row of EMBEDDERS: the setting, else the default; None: chosen from data."""
         row, own = EMBEDDERS[embedder], self.own if self.epsilon is None else None
         if own is not None and (embedder != "ngram" or self.ngram_epsilon == OwnFields.ngram_epsilon):
-            return own.epsilon
+            return float(own.epsilon)
         if embedder == "ngram":
             return float(self.ngram_epsilon)
         if row.fixed or self.epsilon is None:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import numbers
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from ..hidden.layers import find_decoder, layer_of
 from ..hidden.tap import Tap, tap
 from ..inputs.layout import Layout, layout
 from ..result import AdvantageResult
-from ..settings import EPSILON
+from ..settings import EPSILON, is_number
 from ..support.files import atomic_file
 from ..support.warnings import warn_once
 from ._recorder import Recorder
@@ -90,8 +89,7 @@ class Radius:
         if not (self.has_effect and isinstance(self.settings.epsilon, str)):
             return
         epsilon, controller = state["epsilon"], None
-        number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool) and EPSILON.holds(epsilon)
-        if epsilon is not None and not number:
+        if epsilon is not None and not (is_number(epsilon) and EPSILON.holds(epsilon)):
             raise ValueError(f"state['epsilon'] must be None or a number {EPSILON.text}, got {epsilon!r}.")
         if self.settings.epsilon == "follow" and "controller" in state:
             controller = EpsilonController()
@@ -118,7 +116,8 @@ class States:
 
     def __init__(self, settings: Settings, where: str = "") -> None:
         self.settings, self.where, self.radius = settings, where, Radius(settings, where)
-        self._kind = {"embedder": settings.embedder, "layer": settings.layer}
+        layer = settings.layer if isinstance(settings.layer, str) else int(settings.layer)  # also NumPy's, for a file
+        self._kind = {"embedder": settings.embedder, "layer": layer}
         self._embedder: Any = None  # of texts, once one is used
         self._remembered = ""  # embedder of the states in memory, if known
         self.memory = ValueMemory(settings.memory_rows) if settings.config().needs_memory else None
@@ -320,8 +319,9 @@ class States:
 
     def _in_memory(self) -> dict[str, Any]:
         """What states and returns in a memory must have in common with this run's."""
-        of_returns = {"gamma": self.settings.config().gamma, "reward_beyond_steps": self.settings.reward_beyond_steps}
-        return {**self._kind, "text_turns": self.settings.text_turns, **of_returns}
+        own, turns = self.settings, self.settings.text_turns
+        of_returns = {"gamma": float(own.config().gamma), "reward_beyond_steps": own.reward_beyond_steps}
+        return {**self._kind, "text_turns": turns and int(turns), **of_returns}
 
     def state_dict(self) -> dict[str, Any]:
         """The choices, for a checkpoint: plain values, without the memory's records."""

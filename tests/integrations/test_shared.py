@@ -379,6 +379,16 @@ def test_a_memory_of_other_states(tmp_path):
         file.unlink(missing_ok=True)
 
 
+def test_settings_of_numpy_are_in_a_checkpoint(tmp_path):
+    """The memory could not be loaded again, and a layer not be saved."""
+    one = states_of(layer=np.int64(-3), gamma=np.float64(0.9), text_turns=np.int64(1))
+    one.advantage(RECORDS, list, hidden=torch.randn(3, 4))
+    one.save(tmp_path / "bipace.json")
+    later = states_of(layer=-3, gamma=0.9, text_turns=1)
+    later.load(tmp_path / "bipace.json")
+    assert len(later.memory) == len(one.memory) > 0
+
+
 def test_a_damaged_checkpoint_is_refused_by_its_name(tmp_path):
     """A changed number in the memory too, which torch.load() reads as if nothing had happened."""
     one, file = states_of(), tmp_path / "bipace.json"
@@ -555,6 +565,9 @@ def test_entries_that_only_rollouts_of_other_processes_give_are_missing_here():
         found = rows.fitted(States(Settings()), ["step_rewards"])
     assert found.scores.isnan().all() and np.isnan(found.extra["step_rewards"]).all()
     refused("row 0 has 0 for 2 turns", rows.fitted, States(Settings(on_invalid="raise")), ["step_rewards"])
+    rows = dataclasses.replace(rows, group=["a"] * 2, trajectory=[0, 1], place=[0] * 2)
+    records = rows.records(States(Settings(value="group")), Slow(), rows.scores)
+    assert records["truncated"].tolist() == [False] * 3  # the column that they have where one was cut off
 
 
 @pytest.mark.parametrize("beyond", ["last", "ignore"])
