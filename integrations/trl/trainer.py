@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor
-from trl import GRPOTrainer
+from trl import GRPOTrainer, __version__ as release
 
 import bipace_kernels as bk
 
@@ -46,12 +47,14 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         check_version("trl")
         super().__init__(*args, **kwargs)
         if not isinstance(self.args, BiPACEGRPOConfig):
-            raise TypeError(
-                f"args must be a BiPACEGRPOConfig, got {type(self.args).__name__}; it takes GRPOConfig's arguments."
-            )
+            given = type(self.args).__name__
+            raise TypeError(f"args must be a BiPACEGRPOConfig, got {given}; it takes GRPOConfig's arguments.")
         self._bipace = States(self.args.settings, "bipace_")
-        if getattr(self, "use_liger_kernel", False) and not self._bipace.settings.keeps_own_advantages:  # old TRL
-            raise ValueError("use_liger_kernel takes one advantage per completion: turn it off, or bipace_method=grpo.")
+        liger, old = getattr(self, "use_liger_kernel", False), Version(release) < Version("1.10")
+        luspo = old and self.loss_type == "luspo"  # its mean is over columns of tools and padding too
+        for name, so in (("use_liger_kernel", liger), ("loss_type=luspo before TRL 1.10", luspo)):
+            if so and not self._bipace.settings.keeps_own_advantages:
+                raise ValueError(f"{name} takes one advantage per completion: turn it off, or bipace_method=grpo.")
         self._bipace_watched: _Watched | None = None
         why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
         self._bipace.require_hidden(why)
@@ -117,15 +120,13 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return loss
 
     def _generate(self, prompts: list[Any]) -> Any:
-        generated = super()._generate(prompts)
-        if self._bipace_watched is not None:
-            self._bipace_watched.begins, self._bipace_watched.tool_mask = True, generated[2]
+        generated, watched = super()._generate(prompts), self._bipace_watched
+        if watched is not None:
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
-            self._bipace_watched.starts = extras.get("turn_starts")
-            loop = self._bipace_watched.loop
-            loop.fields = set(extras)
-            if loop.logged:
-                loop.begin_turn(getattr(self, "environments", None))
+            watched.begins, watched.tool_mask, watched.starts = True, generated[2], extras.get("turn_starts")
+            watched.loop.fields = set(extras)
+            if watched.loop.logged:
+                watched.loop.begin_turn(getattr(self, "environments", None))
         return generated
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,6 +168,5 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             self._bipace_watched.begins = False
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
         if self._bipace_watched is not None:
-            self._bipace_watched.rewards = rewards
-            self._bipace_watched.loop.completions = completions
+            self._bipace_watched.rewards, self._bipace_watched.loop.completions = rewards, completions
         return rewards

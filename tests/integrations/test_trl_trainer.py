@@ -11,11 +11,13 @@ from types import SimpleNamespace
 import pytest
 import tiny_trl as tt
 import torch
+import trl
 from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, rows, trainer as trainer_module
 from datasets import Dataset
+from packaging.version import Version
 from refusals import refused
 from transformers import HfArgumentParser, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -278,7 +280,7 @@ def test_peft_states_are_the_adapter_s_not_the_reference_s(tmp_path, options):
 @pytest.mark.parametrize(
     "options",
     [pytest.param({"loss_type": name}, marks=pytest.mark.slow) for name in ("grpo", "bnpo", "dr_grpo", "cispo", "sapo")]
-    + [{"loss_type": name} for name in ("dapo", "luspo", "vespo")]
+    + [{"loss_type": name} for name in ("dapo", "vespo", *["luspo"] * (Version(trl.__version__) >= Version("1.10")))]
     + [{"importance_sampling_level": "sequence", "off_policy_mask_threshold": 0.5, "top_entropy_quantile": 0.5}],
 )
 def test_every_loss_takes_them(tmp_path, options):
@@ -468,7 +470,7 @@ def config(**options):
     return BiPACEGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
 
 
-def test_settings_that_are_wrong_a_layer_that_the_model_lacks_and_a_plain_config(tmp_path):
+def test_settings_that_are_wrong_a_layer_that_the_model_lacks_and_a_plain_config(tmp_path, monkeypatch):
     for options, message in (
         ({"bipace_metod": "gae"}, "has no argument 'bipace_metod'; did you mean 'bipace_method'"),
         ({"scale_rewards": "batch", "bipace_method": "bipace"}, "scale_rewards='batch' has no counterpart"),
@@ -485,6 +487,8 @@ def test_settings_that_are_wrong_a_layer_that_the_model_lacks_and_a_plain_config
         tt.BiPACEGRPOTrainer(tt.make_model(), [tt.reward], args, train_dataset=data, processing_class=tt.TOKENIZER)
     fused = type("Fused", (tt.Keeping,), {"use_liger_kernel": property(lambda _: True, lambda *_: None)})  # TRL 1.9
     refused("use_liger_kernel takes one advantage per completion", tt.make_trainer, tmp_path, cls=fused)
+    monkeypatch.setattr(trainer_module, "release", "1.9.0")
+    refused("luspo before TRL 1.10 takes one advantage", tt.make_trainer, tmp_path, loss_type="luspo")
 
 
 def test_scale_rewards_decides_the_episode_norm():
