@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,8 +106,10 @@ def extract_layers(
     n_blocks = 1 + max(item.block for item in tapped.layers)
     failure, prompts, batches, packing = None, None, [], False
     try:
-        budget = budget_of(token_budget, device)
         packing = _packing(decoder, packed, n_blocks)
+        # Transformers 5.10 counts chunks of attention from the first token of a pack, so one chunk is the longest pack.
+        chunk = getattr(text_config(decoder.causal), "attention_chunk_size", None) if packing else None
+        budget = min(budget_of(token_budget, device), chunk or sys.maxsize)
         prompts = prompts_of(input_ids, attention_mask, positions, n_ids=decoder.n_ids)
         batches = [_TWO_PROMPTS, _ONE_TOKEN] if packed else []  # not every model's mask follows position_ids
         batches += prompts.batches(budget, device, packed=packing)
@@ -151,10 +154,7 @@ def _rows(tapped: Tap, key: tuple[Layer, str], prompts: Prompts) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=decoder.device)
     rows = tapped.rows(*key)
     of_state = prompts.of_state.to(rows.device)
-    out = rows[of_state.clamp(min=0)]
-    if bool((prompts.of_state < 0).any()):
-        out[of_state < 0] = 0
-    return out
+    return rows[of_state.clamp(min=0)].masked_fill_((of_state < 0)[:, None], 0)
 
 
 def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:

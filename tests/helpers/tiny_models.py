@@ -24,7 +24,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3": {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 20},
     "Phi3": {"original_max_position_embeddings": 256},
 }
-CONFIG_NAME = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
+CONFIG_NAME = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig", "Llama4": "Llama4TextConfig"}
 
 
 def make(family: str = "Qwen2", *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:

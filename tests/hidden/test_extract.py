@@ -266,6 +266,13 @@ def test_packed_rows_have_no_padding():
     assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
 
 
+@needs_packing
+def test_a_pack_is_within_a_chunk_of_attention():
+    model, (ids, mask) = tm.make("Llama4", attention_chunk_size=8, num_local_experts=2), tm.prompts(7)
+    packed, padded = (bk.hidden.extract(model, ids, mask, packed=packed) for packed in (True, False))
+    assert distance(packed, padded) < 1e-5
+
+
 def test_flash_attention_packs_and_others_pad():
     decoder = find_decoder(tm.make())
     assert not _packing(decoder, None, 2)
