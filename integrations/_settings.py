@@ -38,7 +38,7 @@ METHOD = Range(
     lambda value: isinstance(value, str) and (value in PRESETS or ":" in value),
     str,
 )
-FOLDER = Range("the path of a folder", lambda value: isinstance(value, str) and value != "", str)
+FOLDER = Range("the path of a folder, as a text", lambda value: isinstance(value, str) and value != "", str)
 OF_COSINE = ({"partition": ("cosine",)},)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from numbers import Number
@@ -161,10 +161,11 @@ class Reported:
                 return None
             self.must_fit = False
         if not self.of_function:
-            shared = self.used + Counter(id(log) for log in logs if log)
+            own = [getattr(e, name, None) for e in self.environments]  # deques are no lists in `logs`
+            shared = self.used + Counter(id(one) for one in own if isinstance(one, MutableSequence) and one)
             why = "is that of several rollouts: make it in reset(), and an environment in each environment_factory()"
             for row, log in enumerate(logs):
-                if log and max(shared[id(log)], shared[id(self.environments[row])]) > 1:
+                if log and max(shared[id(own[row])], shared[id(self.environments[row])]) > 1:
                     self.misfits[row] = f"{name} of row {row} {why}"
             return [self._logged(row, name, log, n) for row, (log, n) in enumerate(zip(logs, counts, strict=True))]
         mask, numbers = "the env_mask of rollout_func", name == "step_rewards"

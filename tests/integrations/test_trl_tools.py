@@ -293,6 +293,10 @@ class Shared(Silent):
         self.step_rewards.append(1.0)
 
 
+class Queue(Shared):
+    step_rewards = deque()
+
+
 class Copying(Shared):
     """Hands out copies of it."""
 
@@ -348,11 +352,11 @@ def test_truncated_that_stays_from_an_earlier_rollout_sets_its_row_aside(tmp_pat
     assert not output["advantages"][2].any() and output["advantages"][0].any()
 
 
-@pytest.mark.parametrize("one", [Shared, Sequences(), Told()])
+@pytest.mark.parametrize("one", [Shared, Queue, Sequences(), Told()])
 def test_what_several_rollouts_share_sets_their_rows_aside(tmp_path, records, one):
     """A list of the class, or an environment that is handed out again and again."""
     name = "truncated" if isinstance(one, Told) else "step_rewards"
-    scripts, environment = [[NORTH, answer("so")], [SOUTH, answer("so")]] * 2, one if one is Shared else lambda: one
+    scripts, environment = [[NORTH, answer("so")], [SOUTH, answer("so")]] * 2, one if isinstance(one, type) else lambda: one
     with pytest.warns(RuntimeWarning, match=f"{name} of row 0 is that of several rollouts"):
         trainer, _ = one_batch(tmp_path, scripts, environment, bipace_method="gae", bipace_value="group")
     assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [1.0]

@@ -404,4 +404,5 @@ def test_an_unknown_argument_or_field_of_a_preset_suggests_one():
     ):
         refused(f"did you mean '{near}'", make, error=TypeError, **fields)
     refused("Config has no field 'xyzzy'", bk.Config.gigpo, error=TypeError, xyzzy=1)
+    refused("base_group must be True or False, got 'False'.$", bk.Config.hgpo, base_group="False")
     refused(r"call it, Config.gae\(\)", bk.advantage, [0], [0], [1.0], error=TypeError, config=bk.Config.gae)
