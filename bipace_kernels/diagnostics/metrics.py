@@ -39,7 +39,7 @@ def compute_metrics(records: Records) -> dict[str, float]:
         _warn_if_degenerate(records, labels)
     alone = 0 if records.usable is None else int((~records.usable).sum())  # made singletons, not set aside
     out["invalid_row_fraction"] = (records.n_checked - m + alone) / max(records.n_checked, 1)
-    out["mean_advantage"] = float(records.advantage.double().mean()) if m else 0.0
+    out["mean_advantage"] = _mean(records.advantage.numpy().astype(np.float64))  # one sum at any number of threads
     if records.value is not None:
         out["value_explained_share"] = _explained(records)
     if records.action_parsed is not None:

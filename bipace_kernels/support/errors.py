@@ -83,7 +83,7 @@ class InputTypeError(InputError, TypeError):
 def near(word: object, known: Iterable[str]) -> str:
     """The end of a message about a name: the known one that is like it, if there is one."""
     close = difflib.get_close_matches(word, known, 1) if isinstance(word, str) else []
-    return f"; did you mean {close[0]!r}?" if close and close[0] != word else "."
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def refuse_unknown(what: str, names: Iterable[str], known: Sequence[str], kind: str = "argument") -> None:

@@ -72,6 +72,18 @@ def test_the_share_that_values_explain(seed, name):
     assert result.metrics()["bipace/value_explained_share"] == pytest.approx(want, abs=1e-6)
 
 
+def test_a_metric_has_the_same_bits_at_any_number_of_threads():
+    rng, n = np.random.default_rng(0), 100_000
+    rewards = rng.standard_normal(n) * 10 ** rng.uniform(-8, 8, n)  # sums of these depend on their order
+    result = bk.advantage(np.arange(n) // 8, np.arange(n), rewards, config=bk.Config.grpo(episode_norm="none"))
+    means, before = set(), torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        means.add(result.metrics()["bipace/mean_advantage"])
+    torch.set_num_threads(before)
+    assert len(means) == 1
+
+
 def test_ranks_log_the_same_keys():
     batch = make_batch(0)
     for name, config in CONFIGS.items():
