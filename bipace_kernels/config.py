@@ -28,7 +28,8 @@ def check_fields(settings: Any, where: str = "") -> None:
         value = getattr(settings, name)
         optional = value is None and (row.off or settings.__dataclass_fields__[name].default is None)
         if not (optional or row.holds(value) or (name in ("estimator", "value") and callable(value))):
-            end = near(value, set(re.findall(r"\w+", row.wanted)) - {str(value)})
+            words = re.findall(r"\w+", row.wanted)
+            end = "." if isinstance(value, str) and value in words else near(value, words)
             raise InputError("{} must be {}, got {}{}", Named(where + name), row.wanted, checks.shown(value), end)
 
 
