@@ -111,8 +111,9 @@ def test_areal(source, texts):
     groups = []
     for part in (slice(3), slice(3, 6)):
         ids, mask = recipes.padded(rollouts.rows[part])
-        attention = torch.tensor([[bool(sum(row[t:])) for t in range(len(row))] for row in mask.tolist()])
-        groups.append({"input_ids": ids, "loss_mask": mask, "attention_mask": attention.long()})
+        length = torch.tensor([sum(len(p) + len(r) for p, r in pairs) for pairs in rollouts.rows[part]])
+        attention = (torch.arange(ids.shape[1]) < length[:, None]).long()
+        groups.append({"input_ids": ids, "loss_mask": mask, "attention_mask": attention})
         groups[-1] |= {"rewards": torch.tensor(rollouts.outcomes[part]), "logprobs": torch.zeros(ids.shape)}
     states, seen = [], {}
     for t, prompt, response in zip(rollouts.trajectory, rollouts.prompts, rollouts.responses, strict=True):
