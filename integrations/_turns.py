@@ -243,13 +243,10 @@ def keys_of(
     if tools or bool(called.any()):
         texts = _keys_of(ids, mask, tokenizer, "text", n)
         rest = kind == KINDS.index("first_n")
-        if last is not None:
-            texts["action_parsed"] &= last.to(ids.device)
-        texts["action_parsed"] &= ~begun
+        texts["action_parsed"] &= ~begun if last is None else ~begun & last.to(ids.device)
         columns = {name: texts[name].where(rest, column) for name, column in columns.items()}
         kind = kind.masked_fill(rest, KINDS.index("text"))
-        keys, _ = action_keys(list(calls), mode="text")
-        columns["action_key"] = keys.to(ids.device).where(called, columns["action_key"])
+        columns["action_key"] = action_keys(calls, mode="text")[0].to(ids.device).where(called, columns["action_key"])
         columns["action_parsed"] |= called
         kind = kind.masked_fill(called, KINDS.index("tool_call"))
     return {**columns, "action_kind": kind}
@@ -278,7 +275,7 @@ def _calls_in(text: str) -> str:
         with contextlib.suppress(ValueError, RecursionError):  # the model may write anything, nested a thousand times
             call = json.loads(text[begin + len(CALL) : end])
             if isinstance(call, dict):
-                calls.append((call.get("name"), call.get("arguments")))
+                calls.append((call.get("name"), call.get("arguments", call)))  # of another form: by all that it says
         begin = text.find(CALL, end)
     return call_text(calls)
 
@@ -286,13 +283,16 @@ def _calls_in(text: str) -> str:
 def _keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> dict[str, Tensor]:
     size = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
     table = None if mode == "first_n" else _byte_table(tokenizer, size)
-    if mode == "first_n" or table is not None:
-        keys, parsed = action_keys(ids, mode=mode, n=n, mask=mask, token_bytes=table, check="now")
-    else:
+    of_ids = mode if table is not None else "first_n"  # which needs no table
+    keys, parsed = action_keys(ids, mode=of_ids, n=n, mask=mask, token_bytes=table, check="now")
+    if mode == "first_n":
+        return {"action_key": keys}
+    if table is None:
         rows = [row[kept != 0].tolist() for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)]
-        keys, parsed = action_keys(tokenizer.batch_decode(rows, skip_special_tokens=True), mode=mode, n=n)
-    columns = {"action_key": keys.to(ids.device), "action_parsed": parsed.to(ids.device)}
-    return {"action_key": columns["action_key"]} if mode == "first_n" else columns
+        own, parsed = action_keys(tokenizer.batch_decode(rows, skip_special_tokens=True), mode=mode)
+        own, parsed = own.to(ids.device), parsed.to(ids.device)
+        keys = own if mode == "text" else own.where(parsed, keys)
+    return {"action_key": keys, "action_parsed": parsed}
 
 
 def start_mask(lists: Sequence[Any], shape: Sequence[int], name: str) -> Tensor:
