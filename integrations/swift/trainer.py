@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,10 +34,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_version("ms-swift")
         super().__init__(*args, **kwargs)
-        settings = joined.settings
-        self._bipace = States(settings.scaled(self.args.scale_rewards, WHERE), WHERE)
-        if not self.accelerator.is_main_process:
-            self._bipace.recorder = None
+        settings = joined.settings.scaled(self.args.scale_rewards, WHERE)
+        main = self.accelerator.is_main_process  # which alone records
+        self._bipace = States(settings if main else replace(settings, record_dir=None), WHERE)
         self._bipace_hidden: list[Tensor] | None = None  # of the micro-batches, while the trainer makes one batch
         if settings.keeps_own_advantages:
             return

@@ -1,7 +1,7 @@
 """BiPACEGRPOTrainer: GRPOTrainer with one advantage per turn instead of one per completion."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         if not isinstance(self.args, BiPACEGRPOConfig):
             given = type(self.args).__name__
             raise TypeError(f"args must be a BiPACEGRPOConfig, got {given}; it takes GRPOConfig's arguments.")
-        self._bipace = States(self.args.settings, "bipace_")
+        settings, main = self.args.settings, self.accelerator.is_main_process  # which alone records
+        self._bipace = States(settings if main else replace(settings, record_dir=None), "bipace_")
         liger, old = getattr(self, "use_liger_kernel", False), Version(release) < Version("1.10")
         luspo = old and self.loss_type == "luspo"  # its mean is over columns of tools and padding too
         for name, so in (("use_liger_kernel", liger), ("loss_type=luspo before TRL 1.10", luspo)):
@@ -164,9 +165,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return output, tapped.rows()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if self._bipace_watched is not None:
-            self._bipace_watched.begins = False
+        watched = self._bipace_watched or _Watched()  # evaluation's is not kept
+        watched.begins = False
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
-        if self._bipace_watched is not None:
-            self._bipace_watched.rewards, self._bipace_watched.loop.completions = rewards, completions
+        watched.rewards, watched.loop.completions = rewards, completions
         return rewards

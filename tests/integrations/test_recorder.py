@@ -243,6 +243,14 @@ def test_trl(tmp_path, monkeypatch, extras, embedder):
     assert page["columns"]["advantage"]["trained"] == [float(f"{a:.4g}") for a in found["bipace_advantage"]]
 
 
+def test_trl_only_the_process_that_records_needs_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    (tmp_path / "file").write_text("")
+    refused("cannot be made", tt.make_trainer, tmp_path, bipace_record_dir=str(tmp_path / "file"))
+    monkeypatch.setattr("accelerate.Accelerator.is_main_process", False)
+    tt.make_trainer(tmp_path, bipace_record_dir=str(tmp_path / "file"))
+
+
 def test_trl_a_last_turn_without_an_action_is_recorded_as_it_trained(tmp_path):
     """With the empty action; an earlier turn without an entry has its text, whose key training used."""
     mask, one = torch.tensor([[1, 0, 1, 0, 1]]), torch.ones(1)
