@@ -87,9 +87,12 @@ class Setting:
         """Whether a configuration reads it."""
 
         def word(name: str) -> str:
-            own = name == "episode_weight" and config.estimator_row.whole  # HGPO, whose A_ep base_group turns on
-            x = getattr(config, "base_group" if own else name)
-            return x if isinstance(x, str) else "function" if callable(x) else "above 0" if x > 0 else "0"
+            if name == "episode_weight" and config.estimator_row.whole:  # HGPO, whose A_ep base_group turns on
+                name = "base_group"
+            value = getattr(config, name)
+            if callable(value):
+                return "function"
+            return value if isinstance(value, str) else "above 0" if value > 0 else "0"
 
         return not self.read_by or any(all(word(name) in words for name, words in one.items()) for one in self.read_by)
 

@@ -100,7 +100,8 @@ class RolloutRows:
         names = [name for name in ENTRIES if name in self.extra or name in elsewhere]
         if not names:
             return self
-        extra, misfits = dict[str, Any](self.extra), dict[int, str]()
+        extra: dict[str, Any] = dict(self.extra)
+        misfits: dict[int, str] = {}
         for name in names:
             missing, bad = ENTRIES[name]
             entries = extra.get(name, [None] * len(self.valid))

@@ -320,8 +320,12 @@ class States:
     def _in_memory(self) -> dict[str, Any]:
         """What states and returns in a memory must have in common with this run's."""
         own, turns = self.settings, self.settings.text_turns
-        of_returns = {"gamma": float(own.config().gamma), "reward_beyond_steps": own.reward_beyond_steps}
-        return {**self._kind, "text_turns": turns and int(turns), **of_returns}
+        return {
+            **self._kind,
+            "text_turns": None if turns is None else int(turns),  # also NumPy's
+            "gamma": float(own.config().gamma),
+            "reward_beyond_steps": own.reward_beyond_steps,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The choices, for a checkpoint: plain values, without the memory's records."""

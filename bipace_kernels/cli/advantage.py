@@ -168,7 +168,8 @@ def check_sources(action_mode: str, fingerprint: str | None, columns: rollouts.C
 def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str, threads: int | None) -> dict[str, Any]:
     """The arguments of `bipace_kernels.advantage()` that do not depend on the partition."""
     valid = None if records.valid is None else np.array(records.valid, bool)
-    shared: dict[str, Any] = {"rewards": np.array(records.reward, float), "backend": backend, "num_threads": threads}
+    shared: dict[str, Any] = {"rewards": np.array(records.reward, np.float64)}
+    shared |= {"backend": backend, "num_threads": threads}
     with refused(records):
         shared["layout"] = bk.layout(records.group, records.trajectory, np.array(records.step, np.int64), valid)
     if records.action is not None:

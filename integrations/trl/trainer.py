@@ -121,7 +121,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return loss
 
     def _generate(self, prompts: list[Any]) -> Any:
-        generated, watched = super()._generate(prompts), self._bipace_watched
+        generated = super()._generate(prompts)
+        watched = self._bipace_watched
         if watched is not None:
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
             watched.begins, watched.tool_mask, watched.starts = True, generated[2], extras.get("turn_starts")
@@ -165,8 +166,11 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return output, tapped.rows()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Tensor:
-        watched = self._bipace_watched or _Watched()  # evaluation's is not kept
-        watched.begins = False
+        watched = self._bipace_watched
+        if watched is not None:
+            watched.begins = False
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
-        watched.rewards, watched.loop.completions = rewards, completions
+        if watched is not None:
+            watched.rewards = rewards
+            watched.loop.completions = completions
         return rewards
