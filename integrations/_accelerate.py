@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 import bipace_kernels as bk
 
 from ..distributed.ranks import Ranks
+from ._settings import Settings
 from ._states import States
 
 T, R = TypeVar("T"), TypeVar("R")
@@ -48,6 +50,12 @@ class KeepsStates:
             load()
         else:  # one answer, where not every machine sees the folder, and one error
             self._bipace.load_state_dict(Ranks(None).agree(load, dict)[1][0])
+
+
+def states_of(trainer: Any, settings: Settings, where: str) -> States:
+    """The States of this process of a trainer; only the first process records, and needs the folder for it."""
+    records = trainer.accelerator.is_main_process
+    return States(settings if records else replace(settings, record_dir=None), where)
 
 
 def agreed(

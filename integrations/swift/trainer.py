@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,9 +13,9 @@ import bipace_kernels as bk
 
 from ...hidden.positions import Positions
 from .. import swift as joined
-from .._accelerate import KeepsStates, agreed, of_all
+from .._accelerate import KeepsStates, agreed, of_all, states_of
 from .._rollout_rows import extra_of
-from .._states import States, is_noisy, no_hidden_states
+from .._states import is_noisy, no_hidden_states
 from .._turns import Turns
 from .._versions import check_version
 from .rows import INFOS, rows_of
@@ -35,8 +34,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
         check_version("ms-swift")
         super().__init__(*args, **kwargs)
         settings = joined.settings.scaled(self.args.scale_rewards, WHERE)
-        main = self.accelerator.is_main_process  # which alone records
-        self._bipace = States(settings if main else replace(settings, record_dir=None), WHERE)
+        self._bipace = states_of(self, settings, WHERE)
         self._bipace_hidden: list[Tensor] | None = None  # of the micro-batches, while the trainer makes one batch
         if settings.keeps_own_advantages:
             return

@@ -31,7 +31,8 @@ class Credit:
 
     advantages  [B, T] float32   on the tokens that the model generated, 0 elsewhere
     metrics     floats by name, over the batch of all processes
-    result, turns   of bipace_kernels.advantage(), and the turns of its rows, which are those of this process
+    result      of bipace_kernels.advantage(), a row for each turn of this process
+    turns       the turns of these rows
     """
 
     advantages: Tensor

@@ -1,7 +1,7 @@
 """BiPACEGRPOTrainer: GRPOTrainer with one advantage per turn instead of one per completion."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,8 @@ from trl import GRPOTrainer, __version__ as release
 import bipace_kernels as bk
 
 from ...hidden.positions import Positions
-from .._accelerate import KeepsStates
-from .._states import States, is_noisy, no_hidden_states
+from .._accelerate import KeepsStates, states_of
+from .._states import is_noisy, no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
 from .credit import Prepared, early_exit, prepare
@@ -49,12 +49,14 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         if not isinstance(self.args, BiPACEGRPOConfig):
             given = type(self.args).__name__
             raise TypeError(f"args must be a BiPACEGRPOConfig, got {given}; it takes GRPOConfig's arguments.")
-        settings, main = self.args.settings, self.accelerator.is_main_process  # which alone records
-        self._bipace = States(settings if main else replace(settings, record_dir=None), "bipace_")
-        liger, old = getattr(self, "use_liger_kernel", False), Version(release) < Version("1.10")
-        luspo = old and self.loss_type == "luspo"  # its mean is over columns of tools and padding too
-        for name, so in (("use_liger_kernel", liger), ("loss_type=luspo before TRL 1.10", luspo)):
-            if so and not self._bipace.settings.keeps_own_advantages:
+        self._bipace = states_of(self, self.args.settings, "bipace_")
+        before = Version(release) < Version("1.10")
+        refused = {
+            "use_liger_kernel": getattr(self, "use_liger_kernel", False),  # old TRL
+            "loss_type=luspo before TRL 1.10": before and self.loss_type == "luspo",  # its mean is over padding too
+        }
+        for name, is_so in refused.items():
+            if is_so and not self._bipace.settings.keeps_own_advantages:
                 raise ValueError(f"{name} takes one advantage per completion: turn it off, or bipace_method=grpo.")
         self._bipace_watched: _Watched | None = None
         why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""

@@ -356,8 +356,8 @@ def test_truncated_that_stays_from_an_earlier_rollout_sets_its_row_aside(tmp_pat
 def test_what_several_rollouts_share_sets_their_rows_aside(tmp_path, records, one):
     """A list of the class, or an environment that is handed out again and again."""
     name = "truncated" if isinstance(one, Told) else "step_rewards"
-    scripts, environment = [[NORTH, answer("so")], [SOUTH, answer("so")]] * 2, lambda: one
-    environment = one if isinstance(one, type) else environment
+    scripts = [[NORTH, answer("so")], [SOUTH, answer("so")]] * 2
+    environment = one if isinstance(one, type) else lambda: one
     with pytest.warns(RuntimeWarning, match=f"{name} of row 0 is that of several rollouts"):
         trainer, _ = one_batch(tmp_path, scripts, environment, bipace_method="gae", bipace_value="group")
     assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [1.0]
