@@ -5,6 +5,7 @@ import json
 import math
 import random
 from collections import deque
+from copy import deepcopy
 from functools import partial
 from threading import Lock
 
@@ -46,7 +47,7 @@ def records(monkeypatch):
 
 def again(trainer):
     """Another batch of the same environments."""
-    return trainer._generate_and_score_completions([dict(GO[0]) for _ in range(4)])
+    return trainer._generate_and_score_completions([deepcopy(GO[0]) for _ in range(4)])
 
 
 def one_batch(folder, scripts, environment=Walk, **options):
@@ -55,7 +56,7 @@ def one_batch(folder, scripts, environment=Walk, **options):
     trainer = make(folder, environment, per_device_train_batch_size=4, train_dataset=Dataset.from_list(data), **options)
     trainer.scripts = scripts
     trainer.model.train()
-    output = trainer._generate_and_score_completions([dict(row) for row in data for _ in range(4 // len(data))])
+    output = trainer._generate_and_score_completions([deepcopy(row) for row in data for _ in range(4 // len(data))])
     return trainer, output
 
 
@@ -166,7 +167,8 @@ class Overlong(Rewriting):
     move.__doc__ = Walk.move.__doc__
 
 
-@pytest.mark.parametrize("base", [Rewriting, Overlong])
+@pytest.mark.parametrize("base", [Rewriting, pytest.param(Overlong, marks=pytest.mark.skipif(
+    Version(trl.__version__) < Version("1.2"), reason="TRL before 1.2 generates after any result"))])  # fmt: skip
 @pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
 @pytest.mark.parametrize("change", [lambda self, log: log.clear(), lambda self, log: log.insert(0, log.pop()),
                                     lambda self, log: setattr(self, "step_rewards", log[-1:])])  # fmt: skip

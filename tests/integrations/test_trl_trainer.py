@@ -485,7 +485,9 @@ def test_settings_that_are_wrong_a_layer_that_the_model_lacks_and_a_plain_config
     data = Dataset.from_dict({"prompt": tt.PROMPTS})
     with pytest.raises(TypeError, match="args must be a BiPACEGRPOConfig, got GRPOConfig"):
         tt.BiPACEGRPOTrainer(tt.make_model(), [tt.reward], args, train_dataset=data, processing_class=tt.TOKENIZER)
-    fused = type("Fused", (tt.Keeping,), {"use_liger_kernel": property(lambda _: True, lambda *_: None)})  # TRL 1.9
+    # As TRL before 1.15 sets it, but not until it has looked for Liger, which is not installed.
+    set_late = property(lambda trainer: hasattr(trainer, "_bipace"), lambda *_: None)
+    fused = type("Fused", (tt.Keeping,), {"use_liger_kernel": set_late})
     refused("use_liger_kernel takes one advantage per completion", tt.make_trainer, tmp_path, cls=fused)
     monkeypatch.setattr(trainer_module, "release", "1.9.0")
     refused("luspo before TRL 1.10 takes one advantage", tt.make_trainer, tmp_path, loss_type="luspo")
