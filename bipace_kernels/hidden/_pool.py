@@ -154,8 +154,7 @@ def _attention_weights(attention: Scores, batch: Tensor, member: Tensor) -> Tens
 
 def check_block(block: nn.Module) -> None:
     """Raises TypeError for attention that scores_of() might not recompute, as of layers without rotary positions."""
-    family = type(attention_of(block)).__name__.removesuffix("Attention")
-    if family not in ATTENTIONS:
+    if type(attention_of(block)).__name__.removesuffix("Attention") not in ATTENTIONS:
         raise TypeError(
             f"pooling 'attention' is not for {type(unwrap(block)).__name__}, only for the attention of "
             f"{', '.join(ATTENTIONS)}; use 'last' or 'mean'."

@@ -13,13 +13,11 @@ from torch import Tensor
 from ..inputs import checks
 from .positions import Positions, mask_matrix, positions_of
 
-# Default number of tokens of one forward, which determines the memory: the inside of a block, over a whole
-# micro-batch.  Matrix products of a CPU are at full speed from a few hundred tokens on (two cores, 28 blocks of width
-# 768: 512 at a time take 2 % more than 1,800 at once, 256 at a time 18 %); a GPU's need thousands.
+# Default number of tokens of one forward, which determines the memory.  Matrix products of a CPU are at full speed from
+# a few hundred on (two cores, width 768: 512 at a time take 2 % more than 1,800, 256 18 %); a GPU's need thousands.
 CPU_BUDGET, GPU_BUDGET = 512, 16_384
-# Fixed cost of a forward, in tokens, so that saving a forward is worth some padding.  An H100 reads the weights of
-# a 7B model in bfloat16 in about the time of 200 of its tokens, and launches wait for the host; the CPU above
-# reads its own in the time of 20 to 60.
+# Fixed cost of a forward, in tokens, so that saving one is worth some padding.  An H100 reads the weights of a 7B model
+# in bfloat16 in about the time of 200 of its tokens, and launches wait for the host; the CPU above in that of 20 to 60.
 CPU_FORWARD, GPU_FORWARD = 32, 256
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..backends import threads
 from ..support.progress import progress_bar
 from . import _shortened
+from ._pool import ATTENTIONS
 from ._prompts import Batch, Prompts, budget_of, packed_batch, padded_batch, prompts_of
 from .layers import Decoder, Layer, attention_of, text_config
 from .positions import Positions
@@ -56,13 +57,12 @@ def extract(
     dtype           of the rows; None: that of the hidden states
     token_budget    tokens of one forward, including padding; it determines the memory.  A longer prompt runs by itself.
                     None: 512 on the CPU, where more hardly helps, 16,384 elsewhere
-    packed          prompts one after the other in [1, nnz], without padding; None: if the model's attention separates
-                    them at no cost (flash attention).  Otherwise prompts of similar lengths are padded together
+    packed          prompts one after the other in [1, nnz], without padding; None: with flash attention, in families
+                    known to keep them apart.  Otherwise prompts of similar lengths are padded together
     progress        a bar on stderr; None: if stderr is a terminal and there are several forwards
     group           process group of a model that is sharded by FSDP or ZeRO-3; None: the default one.  All its ranks
                     call this together, each with its own prompts, and run the same number of forwards
-    backend         deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools on the states'
-                    device
+    backend         deprecated, without effect
 
     Later blocks and the head do not run; identical prompts run once, in eval mode
     and without gradients.  Positions of rows without a token give zeros.  The model is always restored.
@@ -95,9 +95,7 @@ def extract_layers(
     """extract() for several layers and poolings with the same forwards: {(Layer, pooling): [n, D]}.
 
     layers          indices into hidden_states or "block 16"; forwards stop after the last of them
-    pooling         one or several of "last", "mean", "attention"
-
-    The other arguments are those of extract().
+    pooling         one or several of "last", "mean", "attention".  The other arguments are those of extract()
     """
     tapped = tap(model, layers=layers, pooling=pooling, normalize=normalize, dtype=dtype, backend=backend)
     decoder = tapped._decoder
@@ -163,7 +161,9 @@ def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
             raise TypeError(f"packed must be None, True or False, got {packed!r}.")
         return packed
     varlen = "flash" in str(getattr(decoder.base.config, "_attn_implementation", None))
-    return varlen and all(attention_of(block) is not None for block in list(decoder.blocks)[:n_blocks])
+    families = {type(attention_of(b)).__name__.removesuffix("Attention") for b in list(decoder.blocks)[:n_blocks]}
+    # Others may not tell flash attention where prompts begin, as Ministral 3, or mix tokens beside it, as Falcon-H1.
+    return varlen and families.issubset(ATTENTIONS)
 
 
 def _check_apart(tapped: Tap) -> None:
@@ -171,8 +171,11 @@ def _check_apart(tapped: Tap) -> None:
     kept = tapped._kept[max(tapped.layers, key=lambda item: item.block), tapped._poolings[0]]
     _, packed, alone = torch.cat([rows for rows in kept.values() if rows is not None])
     gap, size = (float(x.double().norm()) for x in (packed - alone, alone))
-    if gap > size * torch.finfo(alone.dtype).eps ** 0.5:
-        name = type(tapped._decoder.causal).__name__
+    decoder, name = tapped._decoder, type(tapped._decoder.causal).__name__
+    # Linear attention, Mamba and short convolutions mix prompts too, but may do so little with these two tokens.
+    linear = "linear_attention" in (getattr(text_config(decoder.causal), "layer_types", None) or ())
+    mixes = linear or any(isinstance(module, nn.Conv1d) for module in decoder.blocks.modules())
+    if mixes or gap > size * torch.finfo(alone.dtype).eps ** 0.5:
         raise ValueError(f"packed must be False for {name}: with its attention packed prompts would see each other.")
     tapped.clear()
 

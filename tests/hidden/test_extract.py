@@ -282,6 +282,24 @@ def test_flash_attention_packs_and_others_pad():
         assert not _packing(decoder, False, 2)
 
 
+def test_families_that_flash_attention_may_not_keep_apart_pad():
+    decoder = find_decoder(tm.make("Ministral3", head_dim=16))
+    decoder.base.config._attn_implementation_internal = "flash_attention_2"
+    assert not _packing(decoder, None, 2)
+
+
+@needs_packing
+@pytest.mark.parametrize("family", ["MiniMax", "Lfm2"])
+def test_packs_are_refused_where_tokens_mix_beside_attention(family, ids, mask):
+    kinds = {"MiniMax": "linear_attention", "Lfm2": "conv"}  # every second block
+    changes = {"num_local_experts": 2, "head_dim": 16} if family == "MiniMax" else {}
+    model = tm.make(family, layer_types=["full_attention", *[kinds[family], "full_attention"] * 4], **changes)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = 0  # as padding's: linear attention gives zeros there
+    with pytest.raises(ValueError, match="packed must be False"):
+        bk.hidden.extract(model, ids, mask, layer=8, packed=True)
+
+
 def test_no_gradients_plain_tensors_and_dropout_is_off_and_the_mode_comes_back(model, ids, mask):
     model.train()
     model.enable_input_require_grads()
