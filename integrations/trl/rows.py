@@ -42,8 +42,7 @@ class TrlRows(RowsOfProcess):
         sums = [sum(float(r) for of_turn in stepwise[row] for r in of_turn) for row in stepped]
         rests = states.beyond(total[stepped], torch.tensor(sums, dtype=torch.float64)).tolist()
         for row, rest in zip(stepped, rests, strict=True):
-            if rest:
-                stepwise[row][-1] = [*stepwise[row][-1], rest]
+            stepwise[row][-1] = [*stepwise[row][-1], rest]
         for i, (row, entries) in enumerate(zip(turns.row.tolist(), self.entries("step_rewards"), strict=True)):
             if entries is not None and row in self.reported.masked:  # one record represents all its turns
                 rewards[i] = sum(gamma**t * float(r) for t, of_turn in enumerate(stepwise[row]) for r in of_turn)
@@ -60,13 +59,14 @@ class TrlRows(RowsOfProcess):
         keys = keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, calls, last)
         if self.extra["actions"] is None:
             return keys
-        entries, ends = self.entries("actions"), last.tolist()
-        if "action_kind" in keys:  # a call that cannot be read is no answer
-            answers = keys["action_parsed"] | (keys["action_kind"] != KINDS.index("text"))
-            ends = [end and answer for end, answer in zip(ends, answers.tolist(), strict=True)]
-        acted = torch.tensor([e is not None and (bool(e) or end) for e, end in zip(entries, ends, strict=True)])
-        own, acted = bk.action_keys([_joined(e or ()) for e in entries], mode="text")[0], acted.to(tokens[0].device)
-        keys["action_key"] = own.to(acted.device).where(acted, keys["action_key"])
+        entries, ends = self.entries("actions"), last.cpu() & (self.turns.stop > self.turns.start)
+        own = bk.action_keys([_joined(e or ()) for e in entries], mode="text")[0].to(tokens[0].device)
+        if "action_kind" in keys:  # a call that cannot be read is no answer; an empty text is, with the key of none
+            answers = keys["action_parsed"] | (keys["action_key"] == own) | (keys["action_kind"] != KINDS.index("text"))
+            ends &= answers.cpu()
+        of_turns = [e is not None and (bool(e) or end) for e, end in zip(entries, ends.tolist(), strict=True)]
+        acted = torch.tensor(of_turns, device=own.device)
+        keys["action_key"] = own.where(acted, keys["action_key"])
         keys["action_parsed"] = acted | keys.get("action_parsed", torch.zeros_like(acted))
         if "action_kind" in keys:
             keys["action_kind"] = keys["action_kind"].masked_fill(acted, KINDS.index("rollout"))
