@@ -1,6 +1,7 @@
 """Per-turn data of rollouts: fields returned by rollout_func, and lists that environments append to."""
 
 import copy
+import warnings
 from collections import Counter
 from collections.abc import Container, MutableSequence, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,6 @@ from itertools import pairwise
 from numbers import Number
 from types import NoneType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ Entries = list[Any]
 
 @dataclass
 class _Seen:
-    """What batches have shown of an attribute of a class of environments.
+    """What a trainer's batches have shown of an attribute of a class of environments.
 
     least   fewest entries after a reset()
     is_log  whether it is read, once a batch with entries has decided it; observations are also when a call adds to them
@@ -30,9 +30,6 @@ class _Seen:
 
     least: int
     is_log: bool | None = None
-
-
-_SEEN: WeakKeyDictionary[type, dict[str, _Seen]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -45,6 +42,7 @@ class ToolLoop:
     stale        [B] {name: entries at the start of the list that are of earlier rollouts}, which `logged` leaves out
     cut          [B] whether `truncated` was True before the first turn: of an earlier rollout
     fields       names that a rollout_func returned: other columns of that name are the data set's; None: unknown
+    seen         of each class, by the attribute's name; the trainer keeps it: another may configure a class otherwise
     """
 
     logged: list[list[dict[str, Entries]]] = field(default_factory=list)
@@ -53,9 +51,11 @@ class ToolLoop:
     stale: list[dict[str, int]] = field(default_factory=list)
     cut: list[bool] = field(default_factory=list)
     fields: Container[str] | None = None
+    seen: dict[type, dict[str, _Seen]] = field(default_factory=dict)
 
     def begin_rollouts(self, trainer: Any) -> None:
         """To be called before TRL resets the trainer's environments, which it uses for one rollout after another."""
+        self.seen = vars(trainer).setdefault("_bipace_seen", self.seen)
         pools = getattr(trainer, "_environment_pool", {}).values()
         for environments in (getattr(trainer, "environments", None) or (), *pools):
             for e in environments:
@@ -78,7 +78,7 @@ class ToolLoop:
     def _stale(self, environment: Any, name: str) -> int:
         """Entries that reset() has left in the list."""
         log = _log(environment, name) or []
-        seen = _SEEN.setdefault(type(environment), {}).setdefault(name, _Seen(len(log)))
+        seen = self.seen.setdefault(type(environment), {}).setdefault(name, _Seen(len(log)))
         seen.least = min(seen.least, len(log))
         old, before = self._before(environment, name)
         # One observation before and after: a new one, where reset() always logs one or has made another list.
@@ -226,20 +226,20 @@ class Reported:
         for row, environment in enumerate(self.environments):
             of_class.setdefault(type(environment), []).append(row)
         for cls, rows in of_class.items():
-            seen, stale = _SEEN[cls][name], [loop.stale[row][name] for row in rows]
+            seen, stale = loop.seen[cls][name], [loop.stale[row][name] for row in rows]
             first = [len(loop.logged[0][row][name]) for row in rows]
             grew = any(len(logs[row] or ()) > n + old for row, n, old in zip(rows, first, stale, strict=True))
             fixed = any(stale) and seen.least > 0 and not grew  # there from the first, and never added to
+            undecided = seen.is_log is None
             if name == "observations" and not seen.is_log:  # reset() logs the first one
                 seen.is_log = True if grew else False if fixed or min(first) > 1 else None
             elif seen.is_log is None and (any(first) or fixed or grew):
                 seen.is_log = not any(first) and not fixed
             if seen.is_log is False:
-                warn_once(
-                    f"{cls.__name__}.{name}",
-                    f"{cls.__name__}.{name} has entries before the first turn, so it is treated as the environment's "
-                    "own attribute and not read. A log must be empty after reset(), or hold the first observation.",
-                )
+                text = f"{cls.__name__}.{name} has entries before the first turn, so it is treated as the environment's"
+                text += " own attribute and not read. A log must be empty after reset(), or hold the first observation."
+                if undecided:  # also where an earlier trainer had the same warning
+                    warnings.warn(text, RuntimeWarning, stacklevel=2)
                 logs = [None if row in rows else log for row, log in enumerate(logs)]
         return logs or [None] * len(self.inputs)
 

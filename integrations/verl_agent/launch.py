@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from .._recorder import Recorder
-from .._replace import need, replace, replaced
+from .._replace import Function, need, replace, replaced
 from .._states import States, file_of
 from .batch import mark, texts, write_advantages
 from .settings import WHERE, Settings, keys
 
 CONFIG = Path(__file__).with_name("config")
 UNTESTED = ", so this version of verl-agent was not tested with it: install the commit that docs/verl_agent.md names."
+_undo: dict[Any, Function] = {}  # by the class of trainers: undoes its attach()
 
 
 def added(*searchpaths: str) -> list[str]:
@@ -36,17 +37,16 @@ def added(*searchpaths: str) -> list[str]:
 
 
 def attach(trainer: Any, settings: Settings | None) -> None:
-    """Makes fit() of a RayPPOTrainer class use BiPACE, in the process that runs it; without settings it does not."""
+    """Makes fit() of a RayPPOTrainer class use BiPACE in this process, without settings not: the last call counts."""
+    _undo.pop(trainer, lambda: None)()
     if settings is None:
         return
     module, name = sys.modules[trainer.__module__], "core_gigpo" if settings.hgpo is None else "core_hgpo"
     need(module, (name, "compute_advantage", "compute_data_metrics"), UNTESTED)
     core = getattr(module, name)
     need(core, ("compute_step_discounted_returns",), UNTESTED)
-    metrics: dict[str, float] = {}
-    states = settings.states()
-    if states is not None:
-        keep(trainer, states)
+    metrics, states = dict[str, float](), settings.states()
+    kept = () if states is None else keep(trainer, states)
     folder, every = settings.bipace_record_dir, settings.bipace_record_every
     recorder = Recorder(folder, every, f"{WHERE}bipace_") if folder else None
 
@@ -69,11 +69,11 @@ def attach(trainer: Any, settings: Settings | None) -> None:
         with replaced(core, compute_step_discounted_returns), replaced(module, compute_advantage, compute_data_metrics):
             return inner(self)
 
-    replace(trainer, fit)
+    _undo[trainer] = replace(trainer, fit, *kept)
 
 
-def keep(trainer: Any, states: States) -> None:
-    """Includes the states' choices and memory in checkpoints of the trainer class."""
+def keep(trainer: Any, states: States) -> tuple[Function, ...]:
+    """Functions that include the states' choices and memory in checkpoints of the trainer class."""
 
     def _save_checkpoint(inner: Any, self: Any) -> Any:
         states.save(file_of(self))
@@ -85,7 +85,7 @@ def keep(trainer: Any, states: States) -> None:
         return result
 
     need(trainer, ("_save_checkpoint", "_load_checkpoint"), UNTESTED)
-    replace(trainer, _save_checkpoint, _load_checkpoint)
+    return _save_checkpoint, _load_checkpoint
 
 
 class Runner:

@@ -203,6 +203,26 @@ def test_an_attribute_of_the_environment_that_no_call_adds_to_is_no_log(tmp_path
         assert "cold" not in of_row(records[0], "observation", 0)
 
 
+class Begins(Walk):
+    """Its log of rewards begins with these."""
+
+    def __init__(self, *first):
+        self.first = first
+
+    def reset(self, **_):
+        seen, self.step_rewards = super().reset(), [*self.first]
+        return seen
+
+
+def test_what_a_trainer_has_seen_of_a_class_is_not_what_the_next_one_sees(tmp_path, records):
+    scripts = [[NORTH, NORTH, answer("done")]] * 4
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="Begins.step_rewards has entries before the first turn"):
+            one_batch(tmp_path, scripts, partial(Begins, 0.5), bipace_method="gigpo")
+        one_batch(tmp_path, scripts, Begins, bipace_method="gigpo")
+    assert [of_row(given, "rewards", 0) for given in records] == [[0.0, 0.0, 1.0], [1.0, 2.0, 0.0]] * 2
+
+
 @pytest.mark.skipif(Version(trl.__version__) < Version("1.9.0"), reason="TRL 1.0.0 takes one environment, no dict")
 def test_environments_of_which_only_some_log(tmp_path, records):
     data = [{"prompt": [{"role": "user", "content": "Go. "}], "environment": name} for name in ("walk", "silent")]

@@ -584,6 +584,24 @@ def test_fit_of_hgpo(tmp_path, tokenizer):
     assert not torch.equal(*outcomes), "two ways to the same numbers"
 
 
+def test_of_runs_one_after_another_each_has_its_own_settings(tmp_path, tokenizer):
+    """Also where BiPACE is off again."""
+    cls = type("Trainer", (ray_trainer.RayPPOTrainer,), {"__module__": ray_trainer.__name__})
+    own, seen = dict(vars(cls)), []
+    for keys in (["bipace_method=gae", "bipace_share=memory"], ["bisim_grouping=True", "cacb_enabled=True"], []):
+        keys = [f"algorithm.gigpo.{key}" for key in ["bisim_embedder=ngram", *keys]]
+        config = config_of(tmp_path, *keys)
+        for again in (True, False):
+            np.random.seed(0)  # noqa: NPY002  # what the fork chooses copies with
+            trainer = trainer_of(config, tokenizer, rollout(10, tokenizer))
+            trainer.__class__ = cls if again else type(trainer)
+            attach(type(trainer), Settings.of(config))
+            trainer.fit()
+            seen.append(trainer.actor_rollout_wg.seen.batch["advantages"])
+    assert all(torch.equal(one, alone) for one, alone in zip(seen[::2], seen[1::2], strict=True))
+    assert not torch.equal(seen[0], seen[2]) and not torch.equal(seen[2], seen[4]) and dict(vars(cls)) == own
+
+
 def test_a_layer_that_the_model_lacks_is_told_before_any_update(tmp_path, tokenizer):
     config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True")
     trainer = trainer_of(config, tokenizer, rollout(12, tokenizer))
