@@ -66,12 +66,12 @@ def _explained(records: Records) -> float:
 def _sum_delta_t(labels: Any, time: Any) -> float:
     """Σ |t_i − t_j| over the pairs of each cluster: sorted in time, the k-th of n counts (2k − n + 1) times."""
     order = np.lexsort((time, labels))
-    c, t = labels[order], time[order].astype(np.float64)
+    c, t = labels[order], time[order]
     starts = np.flatnonzero(np.concatenate(([True], c[1:] != c[:-1])))
     n = np.diff(np.concatenate((starts, [c.size])))
     run = np.repeat(np.arange(starts.size), n)
     place = np.arange(c.size) - starts[run]
-    t = t - t[starts][run]  # only differences count; small numbers keep the sum exact
+    t = (t - t[starts][run]).astype(np.float64)  # only differences count; small numbers keep the sum exact
     return float(np.sum((2 * place - n[run] + 1) * t))
 
 

@@ -53,6 +53,12 @@ def test_metrics_by_their_definitions(seed, name):
         assert got[f"bipace/{key}"] == pytest.approx(float(value), abs=1e-12), key
 
 
+def test_distances_of_large_steps_such_as_nanoseconds_are_exact():
+    step, config = 2**62 + np.array([0, 1, 5]), bk.Config.gigpo()
+    result = bk.advantage([0] * 3, [0, 0, 1], [1.0, 0.0, 0.0], step=step, observation=["a"] * 3, config=config)
+    assert result.metrics()["bipace/mean_delta_t"] == 10 / 3
+
+
 @pytest.mark.parametrize("name", [n for n, c in CONFIGS.items() if c.partition == "none"])
 def test_without_clusters_nothing_is_said_of_them(name):
     got = bk.advantage(config=CONFIGS[name], **make_batch(0).arguments()).metrics()
