@@ -26,6 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @threads.using(alone=True)
+@np.errstate(under="ignore")
 def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -> ValueR2:
     """`ValueR2` of the values that Config.gae() gives each trajectory's records without their returns.
 
@@ -51,9 +52,7 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
     taken, base = mean_of_others(r, group, trajectory)
     alone, kernel = config.share == "group", kernel_of(config, config.kernel_noise)
     z, own, usable, landmarks = _rows(lay, fingerprint, config)
-    inside = [np.flatnonzero(usable & (group == g)) for g in range(lay.n_groups)]
-    if alone:
-        inside = [part[taken[part]] for part in inside]
+    inside = [np.flatnonzero(usable & (taken | (not alone)) & (group == g)) for g in range(lay.n_groups)]
     prediction, covered = base.copy(), np.zeros(len(r), bool)
     whole = np.concatenate([np.zeros(0, np.int64), *inside])
     for part, groups in [(p, [p]) for p in inside] if alone else [(whole, inside)]:
@@ -69,6 +68,7 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
 
 
 @threads.using(alone=True)
+@np.errstate(under="ignore")
 def nearest(
     result: AdvantageResult, fingerprint: Any, config: Config, most: int
 ) -> list[tuple[list[int], list[float]]]:
@@ -127,8 +127,7 @@ def _left_out(
         return kernel_matrix(z[a], z[b], time[a], time[b], kernel.width, kernel.horizon)
 
     n, blocks = len(r), cut(groups, kernel.longest)
-    if len(blocks) == 1:
-        at = at[:0]
+    at = at[:0] if len(blocks) == 1 else at
     factor = np.linalg.cholesky(k(at, at) + JITTER * np.eye(len(at)))
     across = np.linalg.solve(factor, k(at, slice(None))).T if len(at) else np.zeros((n, 0))  # U
     inverses, solved, of = [], np.zeros((n, len(at))), np.zeros((n, 2))

@@ -869,3 +869,11 @@ def test_value_r2_of_states_that_say_everything_and_nothing():
     bad[:60] = np.nan
     assert bk.kernel_value_r2(result, bad, VALUES["kernel"]).coverage == pytest.approx(0.9)
     refused(r"config must be a Config.gae\(\) with value='kernel'", bk.kernel_value_r2, result, states, Config.bipace())
+
+
+def test_kernels_of_far_steps_may_underflow_whatever_numpy_raises():
+    config, states = Config.gae(), np.random.default_rng(0).normal(size=(600, 8)).astype(np.float32)
+    rows = {"step": np.arange(600), "fingerprint": states, "action_key": np.zeros(600, np.int64), "config": config}
+    with np.errstate(all="raise"):
+        result = bk.advantage([0] * 600, np.arange(600) % 2, states[:, 0], **rows, backend="reference")
+        assert np.isfinite(bk.kernel_value_r2(result, states, config).r2)

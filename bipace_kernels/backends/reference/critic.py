@@ -83,6 +83,7 @@ def _usable(x: Floats, begin: int, end: int) -> Ints:
     return rows
 
 
+@np.errstate(under="ignore")  # of kernels far apart in time, whatever np.seterr() says
 def kernel_values(
     records: Records, rows: Tensor, inside: Tensor | None, returns: Tensor, landmarks: Tensor | None, kernel: Kernel
 ) -> Tensor:
@@ -189,6 +190,7 @@ def gae_advantage(
     return torch.tensor(a, dtype=torch.float64)
 
 
+@np.errstate(under="ignore")
 def same_action_advantage(
     records: Records, rows: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None, kernel: Kernel
 ) -> Tensor:
@@ -245,6 +247,5 @@ def kernel_matrix(x: Floats, y: Floats, t: Floats, u: Floats, width: float, hori
     exponent = (cosine - 1.0) / width
     if horizon > 0:
         exponent = exponent - ((t[:, None] - u) / horizon) ** 2 / 2
-    with np.errstate(under="ignore"):
-        kernel: Floats = np.exp(exponent)
+    kernel: Floats = np.exp(exponent)
     return kernel
