@@ -52,7 +52,9 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
     taken, base = mean_of_others(r, group, trajectory)
     alone, kernel = config.share == "group", kernel_of(config, config.kernel_noise)
     z, own, usable, landmarks = _rows(lay, fingerprint, config)
-    inside = [np.flatnonzero(usable & (taken | (not alone)) & (group == g)) for g in range(lay.n_groups)]
+    inside = [np.flatnonzero(usable & (group == g)) for g in range(lay.n_groups)]
+    if alone:
+        inside = [part[taken[part]] for part in inside]
     prediction, covered = base.copy(), np.zeros(len(r), bool)
     whole = np.concatenate([np.zeros(0, np.int64), *inside])
     for part, groups in [(p, [p]) for p in inside] if alone else [(whole, inside)]:
@@ -127,7 +129,8 @@ def _left_out(
         return kernel_matrix(z[a], z[b], time[a], time[b], kernel.width, kernel.horizon)
 
     n, blocks = len(r), cut(groups, kernel.longest)
-    at = at[:0] if len(blocks) == 1 else at
+    if len(blocks) == 1:
+        at = at[:0]
     factor = np.linalg.cholesky(k(at, at) + JITTER * np.eye(len(at)))
     across = np.linalg.solve(factor, k(at, slice(None))).T if len(at) else np.zeros((n, 0))  # U
     inverses, solved, of = [], np.zeros((n, len(at))), np.zeros((n, 2))

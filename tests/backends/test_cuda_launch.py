@@ -42,9 +42,9 @@ def test_the_runtime_is_set_to_the_gpu_and_shared_memory_allowed_on_each(launch_
     assert launch_one(0, 60000) == "set 0; launch on 0, stream 7; "
     assert launch_one(1, 50000) == "set 1; launch on 1, stream 7; "
     assert launch_one(0) == "set 0; launch on 0, stream 7; "
-    told = launch_one(8)
-    assert told.startswith("set 8; CUDA kernel one of 2 × 1 blocks of 32 threads, 0 bytes of shared memory")
-    assert told.endswith("words (cudaErrorInvalidDevice)") and launch_one(0) == "launch on 0, stream 7; "
+    report = launch_one(8)
+    assert report.startswith("set 8; CUDA kernel one of 2 × 1 blocks of 32 threads, 0 bytes of shared memory")
+    assert report.endswith("words (cudaErrorInvalidDevice)") and launch_one(0) == "launch on 0, stream 7; "
 
 
 @pytest.mark.parametrize(

@@ -199,8 +199,8 @@ def test_torch_and_numpy_are_enough_to_measure(tmp_path):
 @pytest.mark.slow
 def test_tests_on_a_gpu_need_only_pytest():
     """Those that draw their data say so; modules that need more are left out, and none breaks the collection."""
-    told = without_others("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only", str(TESTS))
-    assert "clusters/test_device_clusters.py" in told and "error" not in told.splitlines()[-1]
+    listed = without_others("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only", str(TESTS))
+    assert "clusters/test_device_clusters.py" in listed and "error" not in listed.splitlines()[-1]
     assert "hypothesis is not installed" in without_others(
         "pytest", "-p", "no:cacheprovider", f"{TESTS / 'pipeline/test_theorems.py'}"
     )

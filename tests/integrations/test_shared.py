@@ -647,8 +647,8 @@ def by_loop(mask, starts=None):
 
 
 @given(masks, st.randoms(use_true_random=False), st.booleans())
-def test_turns_are_the_runs_of_the_mask_and_told_apart_where_starts_say_so(mask, random, told):
-    starts = [[random.randint(0, 1) for _ in row] for row in mask] if told else None
+def test_turns_are_the_runs_of_the_mask_and_cut_where_starts_say_so(mask, random, cut):
+    starts = [[random.randint(0, 1) for _ in row] for row in mask] if cut else None
     both = (rows and torch.tensor(rows, dtype=torch.int64).reshape(len(mask), -1) for rows in (mask, starts))
     turns = Turns.of(*both)
     columns = (turns.row, turns.step, turns.start, turns.stop)

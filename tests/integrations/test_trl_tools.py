@@ -348,7 +348,7 @@ class Sticking(Walk):
         self.truncated |= direction == "south"
 
 
-class Told(Walk):
+class Cut(Walk):
     """Ends of itself where it is not at home, whatever TRL's budget made of it."""
 
     def reset(self, **_) -> str:
@@ -374,10 +374,10 @@ def test_truncated_that_stays_from_an_earlier_rollout_sets_its_row_aside(tmp_pat
     assert not output["advantages"][2].any() and output["advantages"][0].any()
 
 
-@pytest.mark.parametrize("one", [Shared, Queue, Sequences(), Told()])
+@pytest.mark.parametrize("one", [Shared, Queue, Sequences(), Cut()])
 def test_what_several_rollouts_share_sets_their_rows_aside(tmp_path, records, one):
     """A list of the class, or an environment that is handed out again and again."""
-    name = "truncated" if isinstance(one, Told) else "step_rewards"
+    name = "truncated" if isinstance(one, Cut) else "step_rewards"
     scripts = [[NORTH, answer("so")], [SOUTH, answer("so")]] * 2
     environment = one if isinstance(one, type) else lambda: one
     with pytest.warns(RuntimeWarning, match=f"{name} of row 0 is that of several rollouts"):
@@ -495,7 +495,7 @@ GAE = {"bipace_method": "gae", "bipace_value": "cluster"}
 @pytest.mark.parametrize(("environment", "options", "config"), [
     (Walk, {"bipace_embedder": "actor_hidden"}, bk.Config.bipace(**OWN)),
     (Walk, GAE, bk.Config.gae("cluster", **OWN)),
-    (Told, GAE, bk.Config.gae("cluster", **OWN)),
+    (Cut, GAE, bk.Config.gae("cluster", **OWN)),
     (Silent, {"bipace_action_key_mode": "text"}, bk.Config.bipace(**OWN)),
 ])  # fmt: skip
 def test_advantages_are_those_of_what_environments_log(tmp_path, monkeypatch, environment, options, config):
@@ -513,7 +513,7 @@ def test_advantages_are_those_of_what_environments_log(tmp_path, monkeypatch, en
     for batch in trainer.batches:
         (wanted,) = tt.by_hand(batch, config=config, mode="text" if environment is Silent else "action_tag")
         assert torch.equal(batch["output"]["advantages"], wanted)
-    assert environment is not Told or {row["truncated"] for row in trainer.batches[0]["inputs"]} == {True, False}
+    assert environment is not Cut or {row["truncated"] for row in trainer.batches[0]["inputs"]} == {True, False}
 
 
 class Hostile(Late):

@@ -155,9 +155,9 @@ def test_auto_without_hidden_states_takes_ngrams_with_one_warning(tmp_path, monk
         raise ValueError("no blocks.")
 
     monkeypatch.setattr(_states, "find_decoder", none)
-    with pytest.warns(RuntimeWarning, match="bipace_embedder=auto uses n-grams") as told:
+    with pytest.warns(RuntimeWarning, match="bipace_embedder=auto uses n-grams") as caught:
         trainer = trained(tmp_path, rollout_func=tt.rollout, num_iterations=2, max_steps=3)
-    assert sum("n-grams" in str(w.message) for w in told) == 1
+    assert sum("n-grams" in str(w.message) for w in caught) == 1
     log = trainer.state.log_history[0]
     assert log["bipace/epsilon"] == 0.25 and log["bipace/embedder/ngram"] == 1.0
 
@@ -330,7 +330,7 @@ def test_a_column_of_the_data_set_is_not_what_a_rollout_func_returned(tmp_path):
         assert torch.equal(a["output"]["advantages"], b["output"]["advantages"])
 
 
-def test_turns_back_to_back_are_told_by_turn_starts(tmp_path):
+def test_turns_back_to_back_are_separated_by_turn_starts(tmp_path):
     def given(prompts, trainer):
         rows = [tt.TOKENIZER(text)["input_ids"] for text in ("aabb", "aacc", "ddbb", "aacc") * (len(prompts) // 4)]
         return {"prompt_ids": [tt.TOKENIZER(p)["input_ids"] for p in prompts], "completion_ids": rows,

@@ -263,8 +263,8 @@ def test_presets_read_their_states_off_the_tokens(advantages, method):
 
 
 def test_observations_of_the_agent_loop_come_first(advantages):
-    told = [["x", "y"], ["x", "z"], "x", ["x", "y"]]
-    got, _ = advantages(of(method="gigpo"), data := batch(MULTI, observation=told))
+    seen = [["x", "y"], ["x", "z"], "x", ["x", "y"]]
+    got, _ = advantages(of(method="gigpo"), data := batch(MULTI, observation=seen))
     result = records(TERMINAL, bk.Config.gigpo(), observation=["x", "y", "x", "z", "x", "x", "y"])
     assert torch.equal(got, spread(result.advantage, data.batch["response_mask"]))
 

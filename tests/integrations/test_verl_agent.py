@@ -602,7 +602,7 @@ def test_of_runs_one_after_another_each_has_its_own_settings(tmp_path, tokenizer
     assert not torch.equal(seen[0], seen[2]) and not torch.equal(seen[2], seen[4]) and dict(vars(cls)) == own
 
 
-def test_a_layer_that_the_model_lacks_is_told_before_any_update(tmp_path, tokenizer):
+def test_a_layer_that_the_model_lacks_is_an_error_before_any_update(tmp_path, tokenizer):
     config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True")
     trainer = trainer_of(config, tokenizer, rollout(12, tokenizer))
     attach(type(trainer), settings_of(config))
@@ -611,7 +611,7 @@ def test_a_layer_that_the_model_lacks_is_told_before_any_update(tmp_path, tokeni
 
 
 @pytest.mark.parametrize("name", ["compute_data_metrics", "core_gigpo"])
-def test_a_verl_agent_without_a_part_is_told_by_name(monkeypatch, name):
+def test_a_verl_agent_without_a_part_is_refused_by_name(monkeypatch, name):
     monkeypatch.delattr(ray_trainer, name)
     with pytest.raises(AttributeError, match=rf"has no {name}, so this version of verl-agent was not tested .* docs/"):
         attach(ray_trainer.RayPPOTrainer, ON)
@@ -736,8 +736,8 @@ class TaskRunner:
         return os.getpid(), RayPPOTrainer().fit(), config.algorithm.gigpo.bisim_eps
 def run_ppo(config):
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20)
-    pid, *told = ray.get(TaskRunner.remote().run.remote(config), timeout=90)
-    print("told", pid != os.getpid(), *told)
+    pid, *found = ray.get(TaskRunner.remote().run.remote(config), timeout=90)
+    print("found", pid != os.getpid(), *found)
     ray.shutdown()
 """
 START = f"""
@@ -761,7 +761,7 @@ def test_a_runner_in_a_process_of_ray_is_prepared_there(tmp_path, on):
     # Ray's processes have low priority, and a busy machine hardly lets them start.
     how = {"cwd": tmp_path, "env": {"PYTHONPATH": paths, "RAY_worker_niceness": "0"}, "timeout": 150, "status": None}
     done = program(sys.executable, "-c", START, "algorithm.gigpo.bisim_eps=0.2", "hydra.run.dir=out", *asked, **how)
-    assert f"told True {on} 0.2" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"found True {on} 0.2" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.skipif(REAL, reason="this is the fork")

@@ -334,14 +334,14 @@ def _cluster(rank, folder, ranks):
         found = [None] * ranks
         dist.all_gather_object(found, [row.tolist() for row in labels.unbind()])
         labels = [torch.tensor(row) for part in found for row in part]
-        driver, told = RolloutRows(**kept, hidden=states).advantage(bipace.states, None, scores)
+        driver, metrics = RolloutRows(**kept, hidden=states).advantage(bipace.states, None, scores)
         workers, also = RolloutRows(**kept, labels=labels).advantage(bipace.states, None, scores)
         both = torch.cat(labels)
         assert torch.equal(driver.cluster, torch.where(driver.cluster < 0, both, torch.maximum(both, -1 - both)))
         assert torch.equal(driver.cluster, workers.cluster)
         for name in ("advantage", "step_advantage", "episode_advantage", "returns", "branch"):
             assert torch.equal(getattr(driver, name), getattr(workers, name)), name
-        assert str(told) == str(also)
+        assert str(metrics) == str(also)
         assert driver.step_advantage.any() and (driver.cluster.max() + 1 < len(driver.cluster))
     dist.destroy_process_group()
 
