@@ -15,7 +15,6 @@ from torch import Tensor
 from ..backends.records import out_of_range
 from ..result import AdvantageResult
 from ..support.lazy import lazy
-from ..support.warnings import warn_once
 from ._settings import Settings
 from ._states import States
 from ._turns import KINDS, Turns, cut_off, keys_of
@@ -161,7 +160,7 @@ class RolloutRows:
         if "step_rewards" not in self.extra:
             of_last = torch.zeros(n, dtype=torch.float64).index_put_((trajectory[last],), score[turns.row][last])
             if ((score[turns.row] - of_last[trajectory]).abs() > 1e-5 * (1 + of_last[trajectory].abs())).any():
-                warn_once(
+                states.warn(
                     "rewards of rows",
                     "rows of one rollout have different rewards, and only that of its last row counts: give rewards of "
                     f"steps in {self.extra_name}[{self.keys.get('step_rewards', 'step_rewards')!r}].",

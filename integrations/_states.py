@@ -125,7 +125,7 @@ class States:
         self.fitted = False  # whether any rollout's entries have matched its turns
         self._warned: set[str] = set()  # of what this run was warned already
 
-    def _warn(self, about: str, text: str) -> None:
+    def warn(self, about: str, text: str) -> None:
         """A warning, once in a run."""
         if about not in self._warned:
             self._warned.add(about)
@@ -237,7 +237,7 @@ class States:
         if shared and lay.n_groups < FEW_PROMPTS:
             kept = shared[0] == "share=batch" and config.value == "kernel"
             memory = f", or set {self.where}share=memory" if kept else ""
-            self._warn(
+            self.warn(
                 "few prompts",
                 f"a batch has {lay.n_groups} prompts ({lay.n_trajectories} rollouts, {lay.n_records} turns), and "
                 f"{' and '.join(self.where + one for one in shared)} work on a batch: with fewer than {FEW_PROMPTS} "
@@ -256,7 +256,7 @@ class States:
             why = misfits[min(misfits)]
             if self.settings.on_invalid == "raise" or (must_fit and not fits and not self.fitted):
                 raise ValueError(f"{why}.")
-            self._warn("aside", f"{why}: such rows are set aside, and counted in bipace/invalid_row_fraction.")
+            self.warn("aside", f"{why}: such rows are set aside, and counted in bipace/invalid_row_fraction.")
         self.fitted |= fits
         return torch.tensor([row in misfits for row in range(len(valid))])
 
@@ -275,7 +275,7 @@ class States:
         does = "is ignored" if ignored else "is added to the last step"
         by = f"{self.where}reward_beyond_steps={self.settings.reward_beyond_steps}"
         most = f"{float(rest.abs().max()):g}"
-        self._warn("beyond", f"rewards hold up to {most} beyond their step_rewards, which {does} ({by}).")
+        self.warn("beyond", f"rewards hold up to {most} beyond their step_rewards, which {does} ({by}).")
         return torch.zeros_like(rest) if ignored else rest
 
     def save(self, path: Path) -> None:
@@ -294,7 +294,7 @@ class States:
         """Loads what save() wrote, if anything.  Of several processes rank 0 does, the others load_state_dict()."""
         if not path.exists():
             if path.parent.exists() and (self.memory is not None or isinstance(self.settings.epsilon, str)):
-                self._warn("no file", f"{path} does not exist: what a run keeps of its states (ε, memory) begins anew.")
+                self.warn("no file", f"{path} does not exist: what a run keeps of its states (ε, memory) begins anew.")
                 self.radius = Radius(self.settings, self.where)  # of a training that went before in this process
                 if self.memory is not None:
                     self.memory.restore(None)

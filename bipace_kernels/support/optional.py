@@ -44,31 +44,31 @@ def missing(name: str) -> bool:
 
 
 def need(name: str, purpose: str) -> ModuleType:
-    """The package; MissingPackageError where it is not installed.
+    """The package, by its name in PACKAGES; MissingPackageError where it is not installed.
 
-    name      as in `import`, one of PACKAGES
     purpose   what needs it, as the subject of a sentence: "a progress bar"
     """
     if missing(name):
         package, extra = PACKAGES[name]
-        raise MissingPackageError(
-            f"{purpose} needs the package {package}, which is not installed: {install(extra)}", name=name
-        )
+        text = f"{purpose} needs the package {package}, which is not installed: {install(extra)}"
+        raise MissingPackageError(text, name=name)
     return importlib.import_module(name)
 
 
 @functools.cache
+def _run(file: str, changed: int) -> ModuleType:
+    spec: Any = importlib.util.spec_from_file_location(file, file)
+    module = sys.modules[file] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def named(text: str) -> Any:
-    """The object that "module:NAME" or "folder/file.py:NAME" names; ValueError says why there is none."""
+    """The object that "module:NAME" or "folder/file.py:NAME" names now, of a file as it is; ValueError says why not."""
     place, _, name = text.rpartition(":")
     try:
-        if not place.endswith(".py"):
-            module = importlib.import_module(place)
-        else:
-            file = str(Path(place).resolve())
-            spec: Any = importlib.util.spec_from_file_location(file, file)
-            module = sys.modules[file] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+        file = Path(place).resolve()
+        module = _run(str(file), file.stat().st_mtime_ns) if place.endswith(".py") else importlib.import_module(place)
         if not hasattr(module, name):
             raise AttributeError(f"{place} has no attribute {name!r}{near(name, vars(module)).rstrip('.')}")
         return getattr(module, name)

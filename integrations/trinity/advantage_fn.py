@@ -8,7 +8,6 @@ from torch.nn.utils.rnn import pad_sequence
 from trinity.algorithm.advantage_fn import AdvantageFn
 from trinity.buffer.operators import ExperienceOperatorV1
 
-from ...support.warnings import warn_once
 from .._rollout_rows import RolloutRows, at_front, extra_of
 from .._settings import Settings
 from .._states import States
@@ -81,7 +80,7 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
     rewards = [float("nan") if exp.reward is None else exp.reward for exp in exps]
     calls = {(e.eid.uid, e.eid.tid, e.eid.step, e.tokens[: e.prompt_length].numpy().tobytes()) for e in exps}
     if not any(exp.eid.run for exp in exps) and len({call[1:] for call in calls}) < len(calls):
-        warn_once(
+        states.warn(
             "Trinity's runs",
             "every eid.run is 0, and experiences of one task and step have the same prompt: all those of a task count "
             "as turns of one rollout. If they are several rollouts, let your workflow set eid.run = run_id_base + i.",
@@ -94,7 +93,7 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
             counts[exp.eid.rid] = places[exp.eid.uid] + 1
     infos = [exp.info for exp in exps]
     if states.settings.config().needs_observation or states.settings.embedder == "identity":
-        infos = with_hashes(infos, Turns.of(mask).counts.tolist())
+        infos = with_hashes(infos, Turns.of(mask).counts.tolist(), states)
     return RolloutRows(
         mask=mask,
         scores=at_front(torch.tensor(rewards), mask),
@@ -111,7 +110,7 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
     ).fitted(states)
 
 
-def with_hashes(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[Mapping[str, Any]]:
+def with_hashes(infos: Sequence[Mapping[str, Any]], counts: Sequence[int], states: States) -> list[Mapping[str, Any]]:
     """With `observation` from `env_state_hash`, which Trinity's own workflows give, where there is no text.
 
     counts   turns of each experience: one hash of several turns says nothing of the later ones, so then all
@@ -119,7 +118,7 @@ def with_hashes(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> li
     """
     hashes = [info.get("env_state_hash") if info.get("observation") is None else None for info in infos]
     if any(h is not None and n > 1 and not isinstance(h, (list, tuple)) for h, n in zip(hashes, counts, strict=True)):
-        warn_once(
+        states.warn(
             "Trinity's hashes",
             "env_state_hash is one value for an experience of several turns: the text before each turn is its "
             "observation instead; let your workflow set info['observation'], one entry per turn.",

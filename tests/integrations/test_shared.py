@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import math
 import re
+import sys
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -348,6 +349,15 @@ def test_a_method_of_one_s_own_trains_by_its_name(tmp_path, monkeypatch):
     states.load(tmp_path / "bipace.json")
     monkeypatch.syspath_prepend(tmp_path)
     assert Settings.of({"method": "mine:KNN"}).config().gae_lambda == 0.25
+    term = dataclasses.replace(sys.modules["mine"].TERM, step_weight=30.0)  # in a notebook, between two runs
+    monkeypatch.setattr("mine.TERM", term)
+    (tmp_path / "mine.py").write_text(MINE.replace("step_weight=3.0", "step_weight=30.0"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/mine.py").write_text(MINE.replace("step_weight=3.0", "step_weight=3.5"))
+    of_run = [Settings.of({"method": name}).own for name in ("mine:TERM", "mine.py:TERM", "mine.py:TERM")]
+    monkeypatch.chdir(tmp_path / "other")
+    of_run.append(Settings.of({"method": "mine.py:TERM"}).own)
+    assert [own.step_weight for own in of_run] == [30.0, 30.0, 30.0, 3.5] and of_run[1] is of_run[2]
 
 
 def states_of(**settings):
@@ -554,9 +564,10 @@ def test_rows_of_one_rollout_with_rewards_of_their_own_are_warned_of():
     """As Trinity's StepWiseRewardWorkflow has them, whose last one alone counts."""
     rows = dataclasses.replace(rows_with([[1], [1]]), group=list("aa"), trajectory=[0, 0], place=[0, 1])
     rows = dataclasses.replace(rows, scores=torch.tensor([[3.0], [1.0]]))
-    with pytest.warns(RuntimeWarning, match=r"only that of its last row counts: .* in infos\['rewards'\]"):
-        records = rows.records(States(Settings(method="gae", value="group")), Slow(), rows.scores)
-    assert records["rewards"].tolist() == [0.0, 1.0]
+    for _ in range(2):  # runs of one process
+        with pytest.warns(RuntimeWarning, match=r"only that of its last row counts: .* in infos\['rewards'\]"):
+            records = rows.records(States(Settings(method="gae", value="group")), Slow(), rows.scores)
+        assert records["rewards"].tolist() == [0.0, 1.0]
 
 
 def test_entries_that_only_rollouts_of_other_processes_give_are_missing_here():
