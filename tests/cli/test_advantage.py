@@ -276,7 +276,7 @@ def test_cosine_of_histories(games, out):
     assert made(games, out, "--state", "history:1")["cluster"] == expected.cluster.tolist()
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f4"])
 def test_hidden_states_from_a_file(games, tmp_path, out, dtype):
     n = len(observations(games))
     hidden = np.random.default_rng(0).normal(size=(n, 8)).astype(dtype)
