@@ -57,6 +57,7 @@ def need(name: str, purpose: str) -> ModuleType:
 
 @functools.cache
 def _run(file: str, changed: int) -> ModuleType:
+    """The module of a file, run again only where that has changed: else its functions could no longer be pickled."""
     spec: Any = importlib.util.spec_from_file_location(file, file)
     module = sys.modules[file] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
