@@ -72,7 +72,8 @@ def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
         raise CliError(f"--fingerprint {path} must be one array in .npy format, got an archive; save it with np.save.")
     if array.ndim != 2 or array.shape[0] != n or array.shape[1] == 0:
         raise CliError(f"--fingerprint {path} must have shape [N, D] with N = {n} records, got {list(array.shape)}.")
-    if (dtype := array.dtype.newbyteorder("=")) not in (np.float16, np.float32, np.float64):
+    dtype = array.dtype.newbyteorder("=")
+    if dtype not in (np.float16, np.float32, np.float64):
         raise CliError(f"--fingerprint {path} must be float16, float32 or float64, got {array.dtype}.")
     copy = np.array(array, dtype, order="C")  # a page of a file that is written to meanwhile may differ, or be gone
     warn_if_changed(path, written)

@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @threads.using(alone=True)
-@np.errstate(under="ignore")
+@np.errstate(under="ignore")  # of kernels far apart in time, as in the reference
 def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -> ValueR2:
     """`ValueR2` of the values that Config.gae() gives each trajectory's records without their returns.
 

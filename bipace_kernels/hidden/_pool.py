@@ -152,9 +152,14 @@ def _attention_weights(attention: Scores, batch: Tensor, member: Tensor) -> Tens
     return weight
 
 
+def is_known(block: nn.Module) -> bool:
+    """Whether a block's attention is of one of the ATTENTIONS."""
+    return type(attention_of(block)).__name__.removesuffix("Attention") in ATTENTIONS
+
+
 def check_block(block: nn.Module) -> None:
     """Raises TypeError for attention that scores_of() might not recompute, as of layers without rotary positions."""
-    if type(attention_of(block)).__name__.removesuffix("Attention") not in ATTENTIONS:
+    if not is_known(block):
         raise TypeError(
             f"pooling 'attention' is not for {type(unwrap(block)).__name__}, only for the attention of "
             f"{', '.join(ATTENTIONS)}; use 'last' or 'mean'."

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from ..backends import threads
 from ..support.progress import progress_bar
 from . import _shortened
-from ._pool import ATTENTIONS
+from ._pool import is_known
 from ._prompts import Batch, Prompts, budget_of, packed_batch, padded_batch, prompts_of
-from .layers import Decoder, Layer, attention_of, text_config
+from .layers import Decoder, Layer, text_config
 from .positions import Positions
 from .tap import Tap, tap
 
@@ -161,9 +161,8 @@ def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
             raise TypeError(f"packed must be None, True or False, got {packed!r}.")
         return packed
     varlen = "flash" in str(getattr(decoder.base.config, "_attn_implementation", None))
-    families = {type(attention_of(b)).__name__.removesuffix("Attention") for b in list(decoder.blocks)[:n_blocks]}
     # Others may not tell flash attention where prompts begin, as Ministral 3, or mix tokens beside it, as Falcon-H1.
-    return varlen and families.issubset(ATTENTIONS)
+    return varlen and all(is_known(block) for block in list(decoder.blocks)[:n_blocks])
 
 
 def _check_apart(tapped: Tap) -> None:

@@ -68,8 +68,11 @@ def named(text: str) -> Any:
     """The object that "module:NAME" or "folder/file.py:NAME" names now, of a file as it is; ValueError says why not."""
     place, _, name = text.rpartition(":")
     try:
-        file = Path(place).resolve()
-        module = _run(str(file), file.stat().st_mtime_ns) if place.endswith(".py") else importlib.import_module(place)
+        if place.endswith(".py"):
+            file = Path(place).resolve()
+            module = _run(str(file), file.stat().st_mtime_ns)
+        else:
+            module = importlib.import_module(place)
         if not hasattr(module, name):
             raise AttributeError(f"{place} has no attribute {name!r}{near(name, vars(module)).rstrip('.')}")
         return getattr(module, name)

@@ -45,7 +45,8 @@ def attach(trainer: Any, settings: Settings | None) -> None:
     need(module, (name, "compute_advantage", "compute_data_metrics"), UNTESTED)
     core = getattr(module, name)
     need(core, ("compute_step_discounted_returns",), UNTESTED)
-    metrics, states = dict[str, float](), settings.states()
+    metrics: dict[str, float] = {}
+    states = settings.states()
     kept = () if states is None else keep(trainer, states)
     folder, every = settings.bipace_record_dir, settings.bipace_record_every
     recorder = Recorder(folder, every, f"{WHERE}bipace_") if folder else None
