@@ -11,7 +11,6 @@ from torch import Tensor
 
 import bipace_kernels as bk
 
-from ...hidden.positions import Positions
 from .. import swift as joined
 from .._accelerate import KeepsStates, agreed, of_all, states_of
 from .._rollout_rows import extra_of
@@ -77,8 +76,6 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
             return run()
         before = model_inputs["input_ids"].shape[1] - grpo_batch.logits_to_keep
         places = Turns.of(grpo_batch.completion_mask).positions(before)
-        # A row of which nothing is left may begin with no prompt.
-        places = Positions(places.column.clamp(min=0), places.offsets)
         with bk.hidden.tap(model, self._bipace.settings.layer, positions=places) as tapped:
             output = run()
         self._bipace_hidden.append(tapped.rows())
