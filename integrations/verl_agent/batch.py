@@ -70,14 +70,14 @@ def records_of(
 ) -> tuple[dict[str, Any], Config]:
     """Columns [N], as advantage() takes them, and its configuration."""
     config, first, fields = settings.config(), rows.first, data.non_tensor_batch
-    anchors = [fields["anchor_obs"][i] for i in first.tolist()]
+    anchors = fields["anchor_obs"][first.cpu().numpy()]  # of images and vectors an array of objects [N, ...]
     records: dict[str, Any] = {**rows.ids, "rewards": None}
     if not config.needs_fingerprint:
         records["observation"] = anchors
     elif settings.bisim_embedder == "actor_hidden":
         records["fingerprint"] = _hidden(data)[first]
     else:
-        records["fingerprint"] = _of_texts(settings.bisim_embedder).embed(anchors)
+        records["fingerprint"] = _of_texts(settings.bisim_embedder).embed(list(anchors))
     if settings.chooses_epsilon:
         config = settings.config((states or settings.states()).radius.of("actor_hidden", records, dict))
     if config.reads_keys:

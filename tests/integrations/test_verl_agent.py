@@ -117,7 +117,10 @@ def test_identity_at_epsilon_0_is_verl_agent_s_gigpo(ready, tmp_path, mode, seed
         "algorithm.gigpo.bisim_eps=0", "algorithm.gigpo.bisim_duplicates=count",
     )  # fmt: skip
     batch = ready(seed, settings_of(config), copies=seed)
-    wanted = own_advantages(batch, config)
+    wanted, fields = own_advantages(batch, config), batch.non_tensor_batch
+    if seed % 2:  # images, of which verl-agent makes an array of objects [N, 2, 3]
+        rooms = [np.full((2, 3), int(room[-1]), np.uint8) for room in fields["anchor_obs"]]
+        fields["anchor_obs"] = np.array(rooms, dtype=object)
     write_advantages(batch, settings_of(config))
     torch.testing.assert_close(batch.batch["advantages"], wanted, atol=2e-6, rtol=0)
     assert torch.equal(batch.batch["returns"], batch.batch["advantages"])
