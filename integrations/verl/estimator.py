@@ -82,10 +82,10 @@ class Bipace:
         place = "driver" if given is None else given
         if place not in ("driver", "workers") or (place == "workers" and not config.trainer.use_v1):
             raise ValueError(f"{WHERE}cluster_on must be driver, or workers with trainer.use_v1=True, got {place!r}.")
-        if place == "workers" and self.settings.config().value_row is not None:
-            raise ValueError(
-                f"{WHERE}cluster_on must be driver for method={self.settings.method}; or set method=bipace."
-            )
+        own = self.settings
+        if place == "workers" and (own.config().value_row is not None or not self.states.may_be_hidden):
+            text = f"{WHERE}cluster_on must be driver for method={own.method} with embedder={own.embedder}"
+            raise ValueError(f"{text}: workers cluster hidden states alone, as in method=bipace with embedder=auto.")
         if place == "workers" and self.settings.epsilon == "follow":
             raise ValueError(
                 f"{WHERE}cluster_on=workers leaves states on the workers, but epsilon=follow reads them on the driver "

@@ -115,7 +115,8 @@ def test_two_pluses_set_a_key_with_and_without_a_configuration(before):
     ([MEGATRON], {"embedder": "actor_hidden"}, r"megatron gives none.* algorithm\.bipace\.embedder=auto.*=ngram"),
     ([ONE], {"method": "grpo"}, r"actor_rollout_ref\.rollout\.n must be at least 2 .* got 1"),
     ([("trainer.use_v1", True)], {"method": "gae", "cluster_on": "workers"},
-     r"algorithm\.bipace\.cluster_on must be driver for method="),
+     r"algorithm\.bipace\.cluster_on must be driver for method=gae with embedder=auto: workers cluster hidden"),
+    ([("trainer.use_v1", True)], {"embedder": "ngram", "cluster_on": "workers"}, "must be driver for method=bipace"),
     ([], {"epsilon": "follow", "cluster_on": "workers"},
      "cluster_on=workers leaves states on the workers, but epsilon=follow"),
 ])  # fmt: skip
