@@ -81,9 +81,9 @@ class ToolLoop:
         seen = self.seen.setdefault(type(environment), {}).setdefault(name, _Seen(len(log)))
         seen.least = min(seen.least, len(log))
         old, before = self._before(environment, name)
-        # One observation before and after: a new one, where reset() always logs one or has made another list.
+        # As many observations before and after: new ones, where reset() always logs so many or has made another list.
         other = old is not log is _log(environment, name)  # a property may make one at each look
-        new = name == "observations" and len(before) == len(log) == 1 and (other or seen.least == 1)
+        new = name == "observations" and len(before) == len(log) and (other or seen.least == len(log))
         return len(before) if _begins_with(log, before) and not new else 0
 
     def _before(self, environment: Any, name: str) -> tuple[Any, Entries]:

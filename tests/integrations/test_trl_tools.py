@@ -276,6 +276,15 @@ class Emptied(Kept):
         return super().reset()
 
 
+class Greeted(Emptied):
+    """Logs two observations at first, of which the last counts."""
+
+    def reset(self, **_) -> str:
+        super().reset()
+        self.observations.insert(0, "Hello.")
+        return "at 0"
+
+
 class Sometimes(Walk):
     """Logs no first observation in one rollout of the second batch."""
 
@@ -292,7 +301,7 @@ FINGERPRINTS = ("rewards", "action_key", "action_parsed", "fingerprint", "episod
 
 
 @pytest.mark.parametrize("between", [SCRIPTS, NO_CALL])
-@pytest.mark.parametrize("environment", [Kept, Late, Recast, Emptied, Sometimes])
+@pytest.mark.parametrize("environment", [Kept, Late, Recast, Emptied, Greeted, Sometimes])
 def test_what_earlier_rollouts_logged_is_no_part_of_this_one(tmp_path, records, environment, between):
     """TRL uses its environments again and again."""
     trainer, _ = one_batch(tmp_path, SCRIPTS, environment, bipace_embedder="ngram")
