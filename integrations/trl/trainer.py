@@ -94,8 +94,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             self._bipace_waiting = batch
             device = output["completion_ids"].device
             output[ROW] = torch.arange(batch.rows.turns.shape[0], device=device)
-            # They must not be read yet.
-            output["advantages"] = torch.full(batch.rows.turns.shape, torch.nan, device=device)
+            output["advantages"] = torch.full(batch.rows.turns.shape, torch.nan, device=device)  # not to be read yet
             return output
         if hidden is None and states.may_be_hidden and not batch.why:
             hidden = early_exit(self, output, batch.rows.turns, states.settings.layer)
@@ -110,7 +109,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return credit.advantages
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        self._bipace_loss = inputs if ROW in inputs else None
+        self._bipace_loss = inputs if ROW in inputs and self._bipace_waiting is not None else None
         try:
             loss = super()._compute_loss(model, inputs)
         finally:
@@ -145,7 +144,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         run = partial(super()._get_per_token_logps_and_entropies, *forward, **kwargs)
         watched, inputs, prompt_length = self._bipace_watched, self._bipace_loss, input_ids.shape[1] - logits_to_keep
         if inputs is not None:  # the loss's, whose advantages wait for it
-            batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW], None
+            batch, row = self._bipace_waiting, inputs[ROW]
+            self._bipace_loss = self._bipace_waiting = None  # the same batch in another loss keeps its advantages
             order, places = batch.rows.turns.positions_of(row, prompt_length)
             logps, states = self._bipace_tapped(model, places, run)
             hidden = torch.empty_like(states).index_copy_(0, order.to(states.device), states)

@@ -191,6 +191,16 @@ def test_where_a_batch_is_learned_from_once_the_loss_s_forward_is_tapped(tmp_pat
     assert forwards == [True, True]
 
 
+def test_a_loss_that_is_computed_again_has_the_same_advantages(tmp_path):
+    class Twice(tt.Keeping):
+        def _compute_loss(self, model, inputs):
+            super()._compute_loss(model, inputs)
+            return super()._compute_loss(model, inputs)
+
+    trainer = trained(tmp_path, cls=Twice, rollout_func=tt.rollout, bipace_method="gae", bipace_share="memory")
+    check(trainer, bk.Config.gae(share="memory", **SINGLETON), memory=bk.ValueMemory(1000))
+
+
 @pytest.mark.parametrize("options", [{}, EARLY, {"num_iterations": 2}])
 def test_forwards_of_the_user_s_own_are_not_tapped(tmp_path, options):
     """As of a rollout_func that returns log-probs, or of a reward function that reads them."""
