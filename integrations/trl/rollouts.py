@@ -43,6 +43,7 @@ class ToolLoop:
     cut          [B] whether `truncated` was True before the first turn: of an earlier rollout
     fields       names that a rollout_func returned: other columns of that name are the data set's; None: unknown
     seen         of each class, by the attribute's name; the trainer keeps it: another may configure a class otherwise
+    resets       {id: (environment, its observations after the last reset(), how many of them are stale)}; likewise
     """
 
     logged: list[list[dict[str, Entries]]] = field(default_factory=list)
@@ -52,10 +53,11 @@ class ToolLoop:
     cut: list[bool] = field(default_factory=list)
     fields: Container[str] | None = None
     seen: dict[type, dict[str, _Seen]] = field(default_factory=dict)
+    resets: dict[int, tuple[Any, int, int]] = field(default_factory=dict)
 
     def begin_rollouts(self, trainer: Any) -> None:
         """To be called before TRL resets the trainer's environments, which it uses for one rollout after another."""
-        self.seen = vars(trainer).setdefault("_bipace_seen", self.seen)
+        self.seen, self.resets = vars(trainer).setdefault("_bipace_seen", (self.seen, self.resets))
         pools = getattr(trainer, "_environment_pool", {}).values()
         for environments in (getattr(trainer, "environments", None) or (), *pools):
             for e in environments:
@@ -66,6 +68,9 @@ class ToolLoop:
         environments = environments or ()
         if not self.logged:
             self.stale = [{name: self._stale(e, name) for name in LOGS} for e in environments]
+            self.resets.clear()
+            for e, stale in zip(environments, self.stale, strict=True):
+                self.resets[id(e)] = e, len(_log(e, "observations") or ()), stale["observations"]
             self.cut = [_truncated(e) is True for e in environments]
         self.logged.append([])
         for environment, stale in zip(environments, self.stale, strict=True):
@@ -81,10 +86,15 @@ class ToolLoop:
         seen = self.seen.setdefault(type(environment), {}).setdefault(name, _Seen(len(log)))
         seen.least = min(seen.least, len(log))
         old, before = self._before(environment, name)
-        # As many observations before and after: new ones, where reset() always logs so many or has made another list.
-        other = old is not log is _log(environment, name)  # a property may make one at each look
-        new = name == "observations" and len(before) == len(log) and (other or seen.least == len(log))
-        return len(before) if _begins_with(log, before) and not new else 0
+        if not _begins_with(log, before):
+            return 0
+        if name == "observations" and len(log) == len(before):  # of this reset(), or all left
+            _, last, stale = self.resets.get(id(environment), (None, seen.least, 0))
+            if old is not log is _log(environment, name):  # another list; a property may make one at each look
+                return 0
+            if last == len(log):  # none since the last reset(): this one has done as that one, or always logs so many
+                return stale
+        return len(before)
 
     def _before(self, environment: Any, name: str) -> tuple[Any, Entries]:
         return self.before.get(id(environment), (None, {}))[1].get(name, (None, []))

@@ -144,12 +144,12 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         run = partial(super()._get_per_token_logps_and_entropies, *forward, **kwargs)
         watched, inputs, prompt_length = self._bipace_watched, self._bipace_loss, input_ids.shape[1] - logits_to_keep
         if inputs is not None:  # the loss's, whose advantages wait for it
-            batch, row = self._bipace_waiting, inputs[ROW]
-            self._bipace_loss = self._bipace_waiting = None  # the same batch in another loss keeps its advantages
+            batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW], None
             order, places = batch.rows.turns.positions_of(row, prompt_length)
             logps, states = self._bipace_tapped(model, places, run)
             hidden = torch.empty_like(states).index_copy_(0, order.to(states.device), states)
-            inputs["advantages"] = self._bipace_credit(batch, hidden)[row]
+            inputs["advantages"].copy_(self._bipace_credit(batch, hidden)[row])  # also in a copy of the dict
+            self._bipace_waiting = None  # the same batch in another loss keeps its advantages
             return logps
         taps = self._bipace_taps and not self._bipace_waits and model is self.model
         if watched is None or not (watched.begins and taps and attention_mask[:, :prompt_length].any(1).all()):

@@ -277,11 +277,17 @@ class Emptied(Kept):
 
 
 class Greeted(Emptied):
-    """Logs two observations at first, of which the last counts."""
+    """Every other one logs two observations at first, of which the last counts."""
+
+    made = itertools.count()
+
+    def __init__(self):
+        super().__init__()
+        self.greetings = ["Hello."] * (next(self.made) % 2)
 
     def reset(self, **_) -> str:
         super().reset()
-        self.observations.insert(0, "Hello.")
+        self.observations[:0] = self.greetings
         return "at 0"
 
 

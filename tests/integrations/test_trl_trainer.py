@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import tiny_trl as tt
@@ -191,13 +192,19 @@ def test_where_a_batch_is_learned_from_once_the_loss_s_forward_is_tapped(tmp_pat
     assert forwards == [True, True]
 
 
-def test_a_loss_that_is_computed_again_has_the_same_advantages(tmp_path):
-    class Twice(tt.Keeping):
+def test_a_loss_that_is_computed_again_has_the_same_advantages(tmp_path, monkeypatch):
+    """Of a copy of the batch, after one that failed."""
+
+    class Thrice(tt.Keeping):
         def _compute_loss(self, model, inputs):
-            super()._compute_loss(model, inputs)
+            with monkeypatch.context() as patch:
+                patch.setattr(model, "forward", Mock(side_effect=MemoryError))
+                with pytest.raises(MemoryError):
+                    super()._compute_loss(model, dict(inputs))
+            super()._compute_loss(model, dict(inputs))
             return super()._compute_loss(model, inputs)
 
-    trainer = trained(tmp_path, cls=Twice, rollout_func=tt.rollout, bipace_method="gae", bipace_share="memory")
+    trainer = trained(tmp_path, cls=Thrice, rollout_func=tt.rollout, bipace_method="gae", bipace_share="memory")
     check(trainer, bk.Config.gae(share="memory", **SINGLETON), memory=bk.ValueMemory(1000))
 
 
