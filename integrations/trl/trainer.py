@@ -76,7 +76,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         states = self._bipace
-        if states.settings.keeps_own_advantages or not self.model.training:
+        if states.settings.keeps_own_advantages:
             scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
             return scored
         self._bipace_watched = watched = _Watched()
@@ -85,6 +85,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
             self._bipace_watched = None
+        if not self.model.training:  # watched for its use of the environments alone
+            return output
         # The first forward was the policy's only if there are old log-probs: else it was a reference's, which PEFT runs
         # through the same model.
         hidden = watched.hidden if "old_per_token_logps" in output else None
@@ -151,7 +153,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             inputs["advantages"].copy_(self._bipace_credit(batch, hidden)[row])  # also in a copy of the dict
             self._bipace_waiting = None  # the same batch in another loss keeps its advantages
             return logps
-        taps = self._bipace_taps and not self._bipace_waits and model is self.model
+        taps = self._bipace_taps and not self._bipace_waits and model is self.model and model.training
         if watched is None or not (watched.begins and taps and attention_mask[:, :prompt_length].any(1).all()):
             return run()  # also if a row has no prompt: prepare() raises that error, on all processes
         watched.begins = False

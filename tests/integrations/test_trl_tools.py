@@ -321,6 +321,20 @@ def test_what_earlier_rollouts_logged_is_no_part_of_this_one(tmp_path, records, 
     assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [0.0] * 3
 
 
+def test_evaluation_uses_the_environments_too(tmp_path, records, monkeypatch):
+    monkeypatch.setattr(Greeted, "made", itertools.repeat(0))
+    trainer, _ = one_batch(tmp_path, SCRIPTS, Greeted, bipace_embedder="ngram")
+    for environment in trainer.environments:
+        environment.greetings = ["Hello."]
+    trainer.model.eval()
+    trainer.scripts = NO_CALL
+    again(trainer)
+    trainer.model.train()
+    trainer.scripts = SCRIPTS
+    again(trainer)
+    assert len(records) == 2 and all(torch.equal(*(given[name] for given in records)) for name in FINGERPRINTS)
+
+
 class Shared(Silent):
     """One list for all environments, by mistake."""
 
