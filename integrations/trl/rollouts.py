@@ -62,13 +62,14 @@ class ToolLoop:
         for environments in (getattr(trainer, "environments", None) or (), *pools):
             for e in environments:
                 self.before[id(e)] = e, {name: (log := _log(e, name), list(log or ())) for name in LOGS}
+        for gone in self.resets.keys() - self.before.keys():
+            del self.resets[gone]
 
     def begin_turn(self, environments: Sequence[Any] | None) -> None:
         """To be called before each _generate_single_turn(), and after the last, when the last calls have been made."""
         environments = environments or ()
         if not self.logged:
             self.stale = [{name: self._stale(e, name) for name in LOGS} for e in environments]
-            self.resets.clear()
             for e, stale in zip(environments, self.stale, strict=True):
                 self.resets[id(e)] = e, len(_log(e, "observations") or ()), stale["observations"]
             self.cut = [_truncated(e) is True for e in environments]
@@ -272,10 +273,9 @@ def _log(environment: Any, name: str) -> Entries | None:
 
 def _begins_with(log: Entries, entries: Entries) -> bool:
     """Whether these entries are the log's first ones: the same objects, or equal numbers or texts."""
-    if len(log) < len(entries):
-        return False
     pairs = zip(log, entries, strict=False)
-    return all(a is b or (isinstance(a, (str, Number)) and (a == b or (a != a and b != b))) for a, b in pairs)
+    same = all(a is b or (isinstance(a, (str, Number)) and (a == b or (a != a and b != b))) for a, b in pairs)
+    return same and len(log) >= len(entries)
 
 
 def _truncated(environment: Any) -> Any:

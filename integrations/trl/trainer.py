@@ -50,10 +50,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             given = type(self.args).__name__
             raise TypeError(f"args must be a BiPACEGRPOConfig, got {given}; it takes GRPOConfig's arguments.")
         self._bipace = states_of(self, self.args.settings, "bipace_")
-        before = Version(release) < Version("1.10")
-        refused = {
+        refused = {  # the second's mean is over padding too
             "use_liger_kernel": getattr(self, "use_liger_kernel", False),  # old TRL
-            "loss_type=luspo before TRL 1.10": before and self.loss_type == "luspo",  # its mean is over padding too
+            "loss_type=luspo before TRL 1.10": self.loss_type == "luspo" and Version(release) < Version("1.10"),
         }
         for name, is_so in refused.items():
             if is_so and not self._bipace.settings.keeps_own_advantages:
@@ -71,7 +70,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         whole = compiler.backend.value != "NO" and not getattr(compiler, "use_regional_compilation", False)
         once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm and not whole
         self._bipace_waits = self._bipace_taps and once
-        self._bipace_waiting: Any = None  # the batch whose hidden states are still missing
+        self._bipace_waiting: Any = None  # the batch whose hidden states are still missing, then its advantages
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -111,16 +110,17 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return credit.advantages
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        self._bipace_loss = inputs if ROW in inputs and self._bipace_waiting is not None else None
+        missing = ROW in inputs and inputs["advantages"].isnan().any()  # an earlier batch has its own
+        self._bipace_loss = inputs if missing and isinstance(self._bipace_waiting, Prepared) else None
+        if missing and self._bipace_loss is None:  # in a copy from before the first loss
+            inputs["advantages"].copy_(self._bipace_waiting[inputs[ROW]])
         try:
             loss = super()._compute_loss(model, inputs)
         finally:
             waited, self._bipace_loss = self._bipace_loss, None
         if waited is not None:
-            raise RuntimeError(
-                "_compute_loss() ran no forward through _get_per_token_logps_and_entropies(), from which the hidden "
-                "states are taken: set bipace_embedder to ngram, or let your _compute_loss() call it."
-            )
+            what = "_compute_loss() ran no forward through _get_per_token_logps_and_entropies(), which gives states"
+            raise RuntimeError(f"{what}: set bipace_embedder to ngram, or let your _compute_loss() call it.")
         return loss
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -147,11 +147,14 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         watched, inputs, prompt_length = self._bipace_watched, self._bipace_loss, input_ids.shape[1] - logits_to_keep
         if inputs is not None:  # the loss's, whose advantages wait for it
             batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW], None
+            if sorted(row.tolist()) != list(range(n := batch.rows.turns.shape[0])):
+                what = f"_compute_loss() must first be given the whole batch, {n} rows, got a part of it, {len(row)}"
+                raise ValueError(f"{what}: set bipace_embedder to ngram, or gradient_accumulation_steps above 1.")
             order, places = batch.rows.turns.positions_of(row, prompt_length)
             logps, states = self._bipace_tapped(model, places, run)
             hidden = torch.empty_like(states).index_copy_(0, order.to(states.device), states)
-            inputs["advantages"].copy_(self._bipace_credit(batch, hidden)[row])  # also in a copy of the dict
-            self._bipace_waiting = None  # the same batch in another loss keeps its advantages
+            self._bipace_waiting = self._bipace_credit(batch, hidden)
+            inputs["advantages"].copy_(self._bipace_waiting[row])  # also in a copy of the dict
             return logps
         taps = self._bipace_taps and not self._bipace_waits and model is self.model and model.training
         if watched is None or not (watched.begins and taps and attention_mask[:, :prompt_length].any(1).all()):
@@ -170,11 +173,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return output, tapped.rows()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Tensor:
-        watched = self._bipace_watched
-        if watched is not None:
-            watched.begins = False
+        watched = self._bipace_watched or _Watched()
+        watched.begins, watched.loop.completions = False, completions
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
-        if watched is not None:
-            watched.rewards = rewards
-            watched.loop.completions = completions
+        watched.rewards = rewards
         return rewards

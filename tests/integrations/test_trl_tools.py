@@ -47,15 +47,15 @@ def records(monkeypatch):
 
 def again(trainer):
     """Another batch of the same environments."""
-    return trainer._generate_and_score_completions([deepcopy(GO[0]) for _ in range(4)])
+    return trainer._generate_and_score_completions([deepcopy(GO[0]) for _ in trainer.scripts])
 
 
-def one_batch(folder, scripts, environment=Walk, **options):
+def one_batch(folder, scripts, environment=Walk, trains=True, **options):
     """One batch of four rollouts whose turns are these; no update."""
     data = options.pop("train_dataset", GO)
     trainer = make(folder, environment, per_device_train_batch_size=4, train_dataset=Dataset.from_list(data), **options)
     trainer.scripts = scripts
-    trainer.model.train()
+    trainer.model.train(trains)
     output = trainer._generate_and_score_completions([deepcopy(row) for row in data for _ in range(4 // len(data))])
     return trainer, output
 
@@ -333,6 +333,19 @@ def test_evaluation_uses_the_environments_too(tmp_path, records, monkeypatch):
     trainer.scripts = SCRIPTS
     again(trainer)
     assert len(records) == 2 and all(torch.equal(*(given[name] for given in records)) for name in FINGERPRINTS)
+
+
+@pytest.mark.parametrize("environment", [Kept, Late, Emptied, Greeted])
+def test_what_evaluations_logged_is_no_part_of_training(tmp_path, records, environment):
+    """They come before it and in between, as another use of the environments, perhaps of a few."""
+    options = {"bipace_embedder": "ngram", "num_generations_eval": 2}
+    trainer, _ = one_batch(tmp_path, SCRIPTS, environment, trains=False, **options)
+    for trains, scripts in ((True, SCRIPTS), (True, NO_CALL), (False, SCRIPTS[:2]), (True, SCRIPTS)):
+        trainer.model.train(trains)
+        trainer.scripts = scripts
+        again(trainer)
+    one_batch(tmp_path, SCRIPTS, environment, bipace_embedder="ngram")
+    assert all(torch.equal(given[name], records[3][name]) for given in records[::2] for name in FINGERPRINTS)
 
 
 class Shared(Silent):

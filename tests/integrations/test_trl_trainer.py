@@ -3,6 +3,7 @@
 import json
 import logging
 import warnings
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, rows, trainer as trainer_module
+from bipace_kernels.integrations.trl.trainer import ROW
 from datasets import Dataset
 from packaging.version import Version
 from refusals import refused
@@ -192,19 +194,29 @@ def test_where_a_batch_is_learned_from_once_the_loss_s_forward_is_tapped(tmp_pat
     assert forwards == [True, True]
 
 
-def test_a_loss_that_is_computed_again_has_the_same_advantages(tmp_path, monkeypatch):
-    """Of a copy of the batch, after one that failed."""
+@pytest.mark.parametrize("copied", [dict, deepcopy])
+def test_a_loss_that_is_computed_again_has_the_same_advantages(tmp_path, monkeypatch, copied):
+    """Of a copy of the batch, after one that failed; also where the batch before it is learned from once more."""
 
-    class Thrice(tt.Keeping):
+    class Often(tt.Keeping):
+        last = ()
+
         def _compute_loss(self, model, inputs):
+            old = self.last and self.last["advantages"].clone()
+            if self.last:
+                tt.BiPACEGRPOTrainer._compute_loss(self, model, self.last)
+                assert torch.equal(self.last["advantages"], old)
             with monkeypatch.context() as patch:
                 patch.setattr(model, "forward", Mock(side_effect=MemoryError))
                 with pytest.raises(MemoryError):
                     super()._compute_loss(model, dict(inputs))
-            super()._compute_loss(model, dict(inputs))
+            with pytest.raises(ValueError, match=r"must first be given the whole batch, 8 rows, got a part of it, 5:"):
+                super()._compute_loss(model, {**inputs, ROW: inputs[ROW][:5]})
+            self.last = inputs
+            tt.BiPACEGRPOTrainer._compute_loss(self, model, copied(inputs))
             return super()._compute_loss(model, inputs)
 
-    trainer = trained(tmp_path, cls=Thrice, rollout_func=tt.rollout, bipace_method="gae", bipace_share="memory")
+    trainer = trained(tmp_path, cls=Often, rollout_func=tt.rollout, bipace_method="gae", bipace_share="memory")
     check(trainer, bk.Config.gae(share="memory", **SINGLETON), memory=bk.ValueMemory(1000))
 
 
