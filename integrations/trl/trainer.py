@@ -63,8 +63,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         # TRL's own forwards run in training mode, in which dropout or NEFTune would add noise to the states.
         self._bipace_dropout = self._bipace.may_be_hidden and not why and is_noisy(self.model, self.args)
         self._bipace_taps = self._bipace.may_be_hidden and not why and not self._bipace_dropout
-        # A batch that is used once, as a whole and without old log-probs has its states from the loss's own forward,
-        # unless that is of a model that accelerate compiles as a whole.
+        # A batch used once and whole, without old log-probs, has its states from the loss's forward, if it runs hooks.
         vllm = self.use_vllm and getattr(self, "vllm_importance_sampling_correction", True)
         compiler = self.accelerator.state.dynamo_plugin
         whole = compiler.backend.value != "NO" and not getattr(compiler, "use_regional_compilation", False)
@@ -74,17 +73,15 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        states = self._bipace
-        if states.settings.keeps_own_advantages:
-            scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
-            return scored
-        self._bipace_watched = watched = _Watched()
-        watched.loop.begin_rollouts(self)
+        states, watched = self._bipace, _Watched()
+        if not states.settings.keeps_own_advantages:
+            self._bipace_watched = watched
+            watched.loop.begin_rollouts(self)  # also of an evaluation, which uses the environments of training
         try:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
             self._bipace_watched = None
-        if not self.model.training:  # watched for its use of the environments alone
+        if states.settings.keeps_own_advantages or not self.model.training:
             return output
         # The first forward was the policy's only if there are old log-probs: else it was a reference's, which PEFT runs
         # through the same model.
@@ -115,12 +112,15 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         if missing and self._bipace_loss is None:  # in a copy from before the first loss
             inputs["advantages"].copy_(self._bipace_waiting[inputs[ROW]])
         try:
-            loss = super()._compute_loss(model, inputs)
+            return super()._compute_loss(model, inputs)
         finally:
-            waited, self._bipace_loss = self._bipace_loss, None
-        if waited is not None:
-            what = "_compute_loss() ran no forward through _get_per_token_logps_and_entropies(), which gives states"
-            raise RuntimeError(f"{what}: set bipace_embedder to ngram, or let your _compute_loss() call it.")
+            self._bipace_loss = None
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if isinstance(self._bipace_waiting, Prepared) and inputs["advantages"].isnan().any():
+            what = "the batch got no advantages, since its loss ran no forward through super()._compute_loss()"
+            raise RuntimeError(f"{what}: let yours call it, with the column {ROW}, or set bipace_embedder to ngram.")
         return loss
 
     def _generate(self, prompts: list[Any]) -> Any:

@@ -258,8 +258,10 @@ def test_dropout_would_be_noise_in_the_states_of_trl_s_forwards(tmp_path, monkey
         trained(tmp_path, model=model, rollout_func=tt.rollout, bipace_method="gae", max_steps=1, **options)
 
 
-def test_a_loss_that_runs_no_forward_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda *_: torch.zeros(()))
+@pytest.mark.parametrize("cls", [GRPOTrainer, tt.BiPACEGRPOTrainer])
+def test_a_loss_that_runs_no_forward_is_an_error(tmp_path, monkeypatch, cls):
+    """Also one that takes the place of the adapter's: it would train on NaN."""
+    monkeypatch.setattr(cls, "_compute_loss", lambda self, model, inputs: inputs["advantages"].mean())
     trainer = tt.make_trainer(tmp_path, cls=tt.BiPACEGRPOTrainer, rollout_func=tt.rollout)
     refused("ran no forward through", trainer.train, error=RuntimeError)
 
