@@ -340,7 +340,8 @@ def test_what_evaluations_logged_is_no_part_of_training(tmp_path, records, envir
     """They come before it and in between, as another use of the environments, perhaps of a few."""
     options = {"bipace_embedder": "ngram", "num_generations_eval": 2}
     trainer, _ = one_batch(tmp_path, SCRIPTS, environment, trains=False, **options)
-    for trains, scripts in ((True, SCRIPTS), (True, NO_CALL), (False, SCRIPTS[:2]), (True, SCRIPTS)):
+    few = SCRIPTS[: 2 if hasattr(trainer, "_environment_pool") else 4]  # older TRL takes no fewer than in training
+    for trains, scripts in ((True, SCRIPTS), (True, NO_CALL), (False, few), (True, SCRIPTS)):
         trainer.model.train(trains)
         trainer.scripts = scripts
         again(trainer)
