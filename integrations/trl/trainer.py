@@ -107,7 +107,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return credit.advantages
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        missing = ROW in inputs and inputs["advantages"].isnan().any()  # an earlier batch has its own
+        missing = ROW in inputs and not (inputs["advantages"].abs() > 0).any()  # NaN or 0; an earlier batch has its own
         self._bipace_loss = inputs if missing and isinstance(self._bipace_waiting, Prepared) else None
         if missing and self._bipace_loss is None:  # in a copy from before the first loss
             inputs["advantages"].copy_(self._bipace_waiting[inputs[ROW]])
@@ -118,7 +118,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if isinstance(self._bipace_waiting, Prepared) and inputs["advantages"].isnan().any():
+        if model.training and isinstance(self._bipace_waiting, Prepared) and not (inputs["advantages"].abs() > 0).any():
             what = "the batch got no advantages, since its loss ran no forward through super()._compute_loss()"
             raise RuntimeError(f"{what}: let yours call it, with the column {ROW}, or set bipace_embedder to ngram.")
         return loss
