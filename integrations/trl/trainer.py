@@ -21,7 +21,7 @@ from .credit import Prepared, early_exit, prepare
 from .rollouts import ToolLoop
 from .rows import turns_of
 
-ROW = "bipace_row"  # [B] in a batch whose advantages wait for the loss's forward: its rows' places before TRL's shuffle
+ROW = "bipace_row"  # [B] in a batch whose advantages wait for the loss's forward: numbers of its rows, before a shuffle
 
 
 @dataclass
@@ -70,6 +70,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm and not whole
         self._bipace_waits = self._bipace_taps and once
         self._bipace_waiting: Any = None  # the batch whose hidden states are still missing, then its advantages
+        self._bipace_rows = range(0)  # the numbers of its rows
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -89,10 +90,10 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         waits = hidden is None and self._bipace_waits
         batch = prepare(self, inputs, output, watched.rewards, states, hidden=hidden, loop=watched.loop, later=waits)
         if waits:
-            self._bipace_waiting = batch
-            device = output["completion_ids"].device
-            output[ROW] = torch.arange(batch.rows.turns.shape[0], device=device)
-            output["advantages"] = torch.full(batch.rows.turns.shape, torch.nan, device=device)  # not to be read yet
+            first, shape, device = self._bipace_rows.stop, batch.rows.turns.shape, output["completion_ids"].device
+            self._bipace_waiting, self._bipace_rows = batch, range(first, first + shape[0])
+            output[ROW] = torch.arange(first, first + shape[0], device=device)
+            output["advantages"] = torch.full(shape, torch.nan, device=device)  # not to be read yet
             return output
         if hidden is None and states.may_be_hidden and not batch.why:
             hidden = early_exit(self, output, batch.rows.turns, states.settings.layer)
@@ -107,18 +108,23 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return credit.advantages
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        missing = ROW in inputs and not (inputs["advantages"].abs() > 0).any()  # NaN or 0; an earlier batch has its own
+        missing = ROW in inputs and self._bipace_lacks(inputs)
         self._bipace_loss = inputs if missing and isinstance(self._bipace_waiting, Prepared) else None
         if missing and self._bipace_loss is None:  # in a copy from before the first loss
-            inputs["advantages"].copy_(self._bipace_waiting[inputs[ROW]])
+            inputs["advantages"].copy_(self._bipace_waiting[inputs[ROW] - self._bipace_rows.start])
         try:
             return super()._compute_loss(model, inputs)
         finally:
             self._bipace_loss = None
 
+    def _bipace_lacks(self, inputs: dict[str, Any]) -> bool:
+        """Whether this is the last batch that waited, or a copy of it, without advantages: NaN, or made 0."""
+        earlier = ROW in inputs and inputs[ROW].min() < self._bipace_rows.start
+        return not earlier and not (inputs["advantages"].abs() > 0).any()
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if model.training and isinstance(self._bipace_waiting, Prepared) and not (inputs["advantages"].abs() > 0).any():
+        if model.training and isinstance(self._bipace_waiting, Prepared) and self._bipace_lacks(inputs):
             what = "the batch got no advantages, since its loss ran no forward through super()._compute_loss()"
             raise RuntimeError(f"{what}: let yours call it, with the column {ROW}, or set bipace_embedder to ngram.")
         return loss
@@ -146,8 +152,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         run = partial(super()._get_per_token_logps_and_entropies, *forward, **kwargs)
         watched, inputs, prompt_length = self._bipace_watched, self._bipace_loss, input_ids.shape[1] - logits_to_keep
         if inputs is not None:  # the loss's, whose advantages wait for it
-            batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW], None
-            if sorted(row.tolist()) != list(range(n := batch.rows.turns.shape[0])):
+            batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW] - self._bipace_rows.start, None
+            if len(row.unique()) < (n := len(self._bipace_rows)) or len(row) > n:
                 what = f"_compute_loss() must first be given the whole batch, {n} rows, got a part of it, {len(row)}"
                 raise ValueError(f"{what}: set bipace_embedder to ngram, or gradient_accumulation_steps above 1.")
             order, places = batch.rows.turns.positions_of(row, prompt_length)
