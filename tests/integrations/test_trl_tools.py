@@ -477,6 +477,19 @@ def test_a_call_that_cannot_be_read_is_no_action(tmp_path, records, environment)
     assert trainer._metrics["train"]["bipace/action_parse_rate"] == [pytest.approx(4 / 6)]
 
 
+@pytest.mark.parametrize("environment", [Walk, Silent])
+def test_a_reward_function_may_change_messages(tmp_path, records, environment):
+    def reward(completions, **_):
+        for messages in completions:
+            messages[0].pop("tool_calls", None)
+            messages.pop()
+        return [1.0] * len(completions)
+
+    for options in ({}, {"reward_funcs": [reward]}):
+        one_batch(tmp_path, SCRIPTS, environment, bipace_embedder="ngram", **options)
+    assert all(torch.equal(*(given[name] for given in records)) for name in ("action_key", "action_parsed"))
+
+
 def test_keys_of_tool_calls_are_name_and_arguments_in_order(tmp_path, records):
     def go(direction: str, steps: int = 1) -> str:
         """
