@@ -17,6 +17,7 @@ from ...support.warnings import warn_once
 from .._turns import Turns, are_numbers, call_text
 
 LOGS = ("step_rewards", "actions", "observations")
+MESSAGE = ("role", "tool_calls")  # what is read of one
 Entries = list[Any]
 
 
@@ -37,7 +38,7 @@ class ToolLoop:
     """One batch of TRL's own tool loop, as observed by its trainer.
 
     logged       [generations + 1] of [B] {name: entries in its list}, before each turn is generated, and after the last
-    completions  [B] lists of messages, or texts, as in _calculate_rewards()
+    completions  [B] lists of messages, of which roles and tool calls are kept, or texts, as in _calculate_rewards()
     before       {id: (environment, {name: (its list, the entries in it)})} before the rollouts
     stale        [B] {name: entries at the start of the list that are of earlier rollouts}, which `logged` leaves out
     cut          [B] whether `truncated` was True before the first turn: of an earlier rollout
@@ -80,6 +81,11 @@ class ToolLoop:
             if seen and isinstance(seen[-1], (np.ndarray, torch.Tensor)):
                 seen[-1] = copy.deepcopy(seen[-1])  # the environment may go on to write into it
             self.logged[-1].append(logs)
+
+    def end_rollouts(self, completions: Sequence[Any]) -> None:
+        """To be called before reward functions run, which may change the messages that they are given."""
+        said = [c if isinstance(c, str) else [{k: m.get(k) for k in MESSAGE} for m in c] for c in completions]
+        self.completions = copy.deepcopy(said)
 
     def _stale(self, environment: Any, name: str) -> int:
         """Entries that reset() has left in the list."""
@@ -208,7 +214,7 @@ class Reported:
         if self.loop is None:
             raise ValueError(
                 f"loop must be given to bipace_advantages() if environments log {name}, got None: call its begin_turn()"
-                " before each _generate_single_turn() and after the last; keep _calculate_rewards()' completions there."
+                " before each _generate_single_turn() and after the last, and end_rollouts() in _calculate_rewards()."
             )
         written = len(self.loop.calls(row))
         try:

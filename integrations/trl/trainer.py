@@ -1,6 +1,5 @@
 """BiPACEGRPOTrainer: GRPOTrainer with one advantage per turn instead of one per completion."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +47,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         check_version("trl")
         super().__init__(*args, **kwargs)
         if not isinstance(self.args, BiPACEGRPOConfig):
-            raise TypeError(f"args must be a BiPACEGRPOConfig, got {type(self.args).__name__}; it has the same fields.")
+            given = type(self.args).__name__
+            raise TypeError(f"args must be a BiPACEGRPOConfig, got {given}; it takes GRPOConfig's arguments.")
         self._bipace = states_of(self, self.args.settings, "bipace_")
         refused = {  # the second's mean is over padding too
             "use_liger_kernel": getattr(self, "use_liger_kernel", False),  # old TRL
@@ -179,8 +179,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return output, tapped.rows()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Any:
-        watched, needed = self._bipace_watched or _Watched(), ("role", "tool_calls")
-        said = [c if isinstance(c, str) else [{k: m.get(k) for k in needed} for m in c] for c in completions]
-        watched.begins, watched.loop.completions = False, copy.deepcopy(said)  # rewards may change theirs
+        watched = self._bipace_watched or _Watched()
+        watched.begins = False
+        watched.loop.end_rollouts(completions)
         watched.rewards = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
         return watched.rewards
