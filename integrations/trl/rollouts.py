@@ -279,9 +279,10 @@ def _log(environment: Any, name: str) -> Entries | None:
 
 def _begins_with(log: Entries, entries: Entries) -> bool:
     """Whether these entries are the log's first ones: the same objects, or equal numbers or texts."""
+    if len(log) < len(entries):
+        return False
     pairs = zip(log, entries, strict=False)
-    same = all(a is b or (isinstance(a, (str, Number)) and (a == b or (a != a and b != b))) for a, b in pairs)
-    return same and len(log) >= len(entries)
+    return all(a is b or (isinstance(a, (str, Number)) and (a == b or (a != a and b != b))) for a, b in pairs)
 
 
 def _truncated(environment: Any) -> Any:

@@ -50,9 +50,10 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             given = type(self.args).__name__
             raise TypeError(f"args must be a BiPACEGRPOConfig, got {given}; it takes GRPOConfig's arguments.")
         self._bipace = states_of(self, self.args.settings, "bipace_")
-        refused = {  # the second's mean is over padding too
+        before = Version(release) < Version("1.10")
+        refused = {
             "use_liger_kernel": getattr(self, "use_liger_kernel", False),  # old TRL
-            "loss_type=luspo before TRL 1.10": self.loss_type == "luspo" and Version(release) < Version("1.10"),
+            "loss_type=luspo before TRL 1.10": before and self.loss_type == "luspo",  # its mean is over padding too
         }
         for name, is_so in refused.items():
             if is_so and not self._bipace.settings.keeps_own_advantages:
@@ -63,7 +64,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         # TRL's own forwards run in training mode, in which dropout or NEFTune would add noise to the states.
         self._bipace_dropout = self._bipace.may_be_hidden and not why and is_noisy(self.model, self.args)
         self._bipace_taps = self._bipace.may_be_hidden and not why and not self._bipace_dropout
-        # A batch used once and whole, without old log-probs, has its states from the loss's forward, if it runs hooks.
+        # A batch that is used once, as a whole and without old log-probs has its states from the loss's own forward,
+        # unless that is of a model that accelerate compiles as a whole.
         vllm = self.use_vllm and getattr(self, "vllm_importance_sampling_correction", True)
         compiler = self.accelerator.state.dynamo_plugin
         whole = compiler.backend.value != "NO" and not getattr(compiler, "use_regional_compilation", False)
@@ -74,15 +76,17 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        states, watched = self._bipace, _Watched()
-        if not states.settings.keeps_own_advantages:
-            self._bipace_watched = watched
-            watched.loop.begin_rollouts(self)  # also of an evaluation, which uses the environments of training
+        states = self._bipace
+        if states.settings.keeps_own_advantages:
+            scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            return scored
+        self._bipace_watched = watched = _Watched()
+        watched.loop.begin_rollouts(self)
         try:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
             self._bipace_watched = None
-        if states.settings.keeps_own_advantages or not self.model.training:
+        if not self.model.training:  # watched for its use of the environments alone
             return output
         # The first forward was the policy's only if there are old log-probs: else it was a reference's, which PEFT runs
         # through the same model.
@@ -178,9 +182,12 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             output = run()
         return output, tapped.rows()
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Any:
-        watched = self._bipace_watched or _Watched()
-        watched.begins = False
-        watched.loop.end_rollouts(completions)
-        watched.rewards = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
-        return watched.rewards
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Tensor:
+        watched = self._bipace_watched
+        if watched is not None:
+            watched.begins = False
+            watched.loop.end_rollouts(completions)
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
+        if watched is not None:
+            watched.rewards = rewards
+        return rewards
