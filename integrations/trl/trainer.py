@@ -73,7 +73,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_waits = self._bipace_taps and once
         self._bipace_waiting: Any = None  # the batch whose hidden states are still missing, then its advantages
         self._bipace_rows = range(0)  # the numbers of its rows
-        self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
+        self._bipace_loss: tuple[Any, dict[str, Any]] | None = None  # _compute_loss()'s arguments, until its forward
+        for name in ("_generate", "_calculate_rewards"):  # watched from outside a subclass's, whose results TRL takes
+            setattr(self, name, partial(getattr(self, f"_bipace{name}"), getattr(self, name)))
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         states = self._bipace
@@ -113,7 +115,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         missing = ROW in inputs and self._bipace_lacks(inputs)
-        self._bipace_loss = inputs if missing and isinstance(self._bipace_waiting, Prepared) else None
+        self._bipace_loss = (model, inputs) if missing and isinstance(self._bipace_waiting, Prepared) else None
         if missing and self._bipace_loss is None:  # in a copy from before the first loss
             inputs["advantages"].copy_(self._bipace_waiting[inputs[ROW] - self._bipace_rows.start])
         try:
@@ -133,10 +135,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             raise RuntimeError(f"{what}: let yours call it, with the column {ROW}, or set bipace_embedder to ngram.")
         return loss
 
-    def _generate(self, prompts: list[Any]) -> Any:
-        generated = super()._generate(prompts)
-        watched = self._bipace_watched
-        if watched is not None:
+    def _bipace_generate(self, run: Any, *args: Any, **kwargs: Any) -> Any:
+        generated = run(*args, **kwargs)
+        if (watched := self._bipace_watched) is not None:
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
             watched.begins, watched.tool_mask, watched.starts = True, generated[2], extras.get("turn_starts")
             watched.loop.fields = set(extras)
@@ -154,8 +155,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
     ) -> Any:
         forward = (model, input_ids, attention_mask, logits_to_keep, *args)
         run = partial(super()._get_per_token_logps_and_entropies, *forward, **kwargs)
-        watched, inputs, prompt_length = self._bipace_watched, self._bipace_loss, input_ids.shape[1] - logits_to_keep
-        if inputs is not None:  # the loss's, whose advantages wait for it
+        watched, prompt_length = self._bipace_watched, input_ids.shape[1] - logits_to_keep
+        of_loss, inputs = self._bipace_loss or (None, {})
+        if model is of_loss and torch.equal(input_ids, torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)):
             batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW] - self._bipace_rows.start, None
             if len(row.unique()) < (n := len(self._bipace_rows)) or len(row) > n:
                 what = f"_compute_loss() must first be given the whole batch, {n} rows, got a part of it, {len(row)}"
@@ -182,12 +184,10 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             output = run()
         return output, tapped.rows()
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Tensor:
-        watched = self._bipace_watched
-        if watched is not None:
-            watched.begins = False
-            watched.loop.end_rollouts(completions)
-        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
-        if watched is not None:
-            watched.rewards = rewards
-        return rewards
+    def _bipace_calculate_rewards(self, run: Any, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Any:
+        if (watched := self._bipace_watched) is None:
+            return run(inputs, prompts, completions, *args)
+        watched.begins = False
+        watched.loop.end_rollouts(completions)
+        watched.rewards = run(inputs, prompts, completions, *args)
+        return watched.rewards

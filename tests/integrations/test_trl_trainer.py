@@ -229,17 +229,32 @@ def test_a_loss_that_is_computed_again_has_the_same_advantages(tmp_path, monkeyp
 
 @pytest.mark.parametrize("options", [{}, EARLY, {"num_iterations": 2}])
 def test_forwards_of_the_user_s_own_are_not_tapped(tmp_path, options):
-    """As of a rollout_func that returns log-probs, or of a reward function that reads them."""
+    """As of a rollout_func that returns log-probs, a reward function that reads them, or a subclass, which here also
+    changes rewards."""
 
-    def forward(*_, **__):
-        ids = torch.ones(2, 3, dtype=torch.int64)
-        trainer._get_per_token_logps_and_entropies(trainer.model, ids, ids, 2)
+    def forward(ids=None):
+        ids = torch.ones(2, 3, dtype=torch.int64) if ids is None else ids
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 2)
+
+    class Behind(GRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            forward(torch.cat([inputs["prompt_ids"], inputs["completion_ids"].flip(0)], 1))
+            return super()._compute_loss(model, inputs)
+
+    class Own(tt.Keeping, Behind):
+        def _generate(self, prompts):
+            generated = super()._generate(prompts)
+            return forward() or generated
+
+        def _calculate_rewards(self, *args, **kwargs):
+            self.seen = super()._calculate_rewards(*args, **kwargs).square()
+            return self.seen
 
     def rewards(completions, **_):
         return forward() or tt.reward(completions)
 
     own = {"rollout_func": lambda *given: forward() or tt.rollout(*given), "reward_funcs": [rewards]}
-    trainer = tt.make_trainer(tmp_path, **own, **options)
+    trainer = tt.make_trainer(tmp_path, cls=Own, **own, **options)
     trainer.train()
     check(trainer)
 
