@@ -129,16 +129,16 @@ def rows_of(trainer: Any, output: Mapping[str, Any], rewards: Tensor, reported: 
     total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as in TRL
 
     config = settings.config()
-    reads = {
-        "step_rewards": True,
-        "actions": config.reads_keys or settings.turns_of_text > 1,
-        "observations": config.needs_observation or config.needs_fingerprint,
-    }
+    acts = config.reads_keys or settings.turns_of_text > 1
+    sees = config.needs_observation or config.needs_fingerprint
+    reads = {"step_rewards": True, "actions": acts, "observations": sees}
     extra: dict[str, Any] = {name: reported.by_turn(name) if read else None for name, read in reads.items()}
     if config.needs_truncated:
         extra["truncated"] = reported.truncated()
     valid, mask = torch.ones(b, dtype=torch.bool), output["completion_mask"].cpu()
     dropped = states.set_aside(reported.misfits, valid, reported.must_fit)
+    if states.recorder is not None:  # it shows these too; where they do not fit, no row is set aside
+        extra |= {name: reported.by_turn(name) for name, read in reads.items() if not read}
     prompts, kept = output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool()
     return TrlRows(
         mask=mask,

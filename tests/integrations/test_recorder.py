@@ -213,14 +213,19 @@ def test_a_folder_that_cannot_be_made_is_an_error_before_the_run(tmp_path):
         refused(r"record_(dir|every) must be", of, **wrong)
 
 
-@pytest.mark.parametrize(
-    ("extras", "embedder"), [(STEPWISE, "auto"), (STEPWISE, "ngram"), ((*STEPWISE, "observations", "actions"), "auto")]
-)
-def test_trl(tmp_path, monkeypatch, extras, embedder):
+WRITTEN = (*STEPWISE, "observations", "actions")
+UNREAD = {"bipace_method": "gae", "bipace_value": "step", "bipace_reward_beyond_steps": "ignore"}
+
+
+@pytest.mark.parametrize(("extras", "options"), [
+    (STEPWISE, {}), (STEPWISE, {"bipace_embedder": "ngram"}), (WRITTEN, {}), (WRITTEN, {"bipace_method": "gigpo"}),
+    (WRITTEN, UNREAD),
+])  # fmt: skip
+def test_trl(tmp_path, monkeypatch, extras, options):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     trainer = tt.make_trainer(
         tmp_path, rollout_func=partial(tt.rollout, extras=extras), bipace_record_dir=str(tmp_path / "steps"),
-        bipace_record_every=5, bipace_embedder=embedder,
+        bipace_record_every=5, **options,
     )  # fmt: skip
     trainer.train()
     assert updates(tmp_path / "steps") == [0]
