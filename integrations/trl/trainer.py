@@ -50,11 +50,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             given = type(self.args).__name__
             raise TypeError(f"args must be a BiPACEGRPOConfig, got {given}; it takes GRPOConfig's arguments.")
         self._bipace = states_of(self, self.args.settings, "bipace_")
-        before = Version(release) < Version("1.10")
-        refused = {
-            "use_liger_kernel": getattr(self, "use_liger_kernel", False),  # old TRL
-            "loss_type=luspo before TRL 1.10": before and self.loss_type == "luspo",  # its mean is over padding too
-        }
+        luspo = Version(release) < Version("1.10") and self.loss_type == "luspo"  # its mean is over padding too
+        liger = getattr(self, "use_liger_kernel", False)  # old TRL
+        refused = {"use_liger_kernel": liger, "loss_type=luspo before TRL 1.10": luspo}
         for name, is_so in refused.items():
             if is_so and not self._bipace.settings.keeps_own_advantages:
                 raise ValueError(f"{name} takes one advantage per completion: turn it off, or bipace_method=grpo.")
@@ -117,21 +115,23 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         missing = ROW in inputs and self._bipace_lacks(inputs)
         self._bipace_loss = (model, inputs) if missing and isinstance(self._bipace_waiting, Prepared) else None
         if missing and self._bipace_loss is None:  # in a copy from before the first loss
-            inputs["advantages"].copy_(self._bipace_waiting[inputs[ROW] - self._bipace_rows.start])
+            row = inputs[ROW] - self._bipace_rows.start
+            inputs["advantages"][row >= 0] = self._bipace_waiting[row[row >= 0]]
         try:
             return super()._compute_loss(model, inputs)
         finally:
             self._bipace_loss = None
 
     def _bipace_lacks(self, inputs: dict[str, Any]) -> bool:
-        """Whether this is the last batch that waited, or a copy of it, without advantages: NaN, or made 0."""
-        earlier = ROW in inputs and inputs[ROW].min() < self._bipace_rows.start
-        return not earlier and not (inputs["advantages"].abs() > 0).any()
+        """Whether rows of the last batch that waited, or copies of them, have no advantages: NaN, or made 0."""
+        own = inputs["advantages"][inputs[ROW] >= self._bipace_rows.start if ROW in inputs else slice(None)]
+        return len(own) > 0 and not (own.abs() > 0).any()
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if model.training and isinstance(self._bipace_waiting, Prepared) and self._bipace_lacks(inputs):
-            what = "the batch got no advantages, since its loss ran no forward through super()._compute_loss()"
+        lacks = isinstance(self._bipace_waiting, Prepared) and self._bipace_lacks(inputs)
+        if self._bipace_waits and model.training and (lacks or inputs["advantages"].isnan().any()):
+            what = "no advantages: the loss ran no forward through super()._compute_loss(), or of an earlier batch"
             raise RuntimeError(f"{what}: let yours call it, with the column {ROW}, or set bipace_embedder to ngram.")
         return loss
 
@@ -159,8 +159,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         of_loss, inputs = self._bipace_loss or (None, {})
         if model is of_loss and torch.equal(input_ids, torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)):
             batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW] - self._bipace_rows.start, None
-            if len(row.unique()) < (n := len(self._bipace_rows)) or len(row) > n:
-                what = f"_compute_loss() must first be given the whole batch, {n} rows, got a part of it, {len(row)}"
+            if row.sort().values.tolist() != list(range(n := len(self._bipace_rows))):
+                what = f"_compute_loss() must first be given the whole batch, {n} rows and no others, got {len(row)}"
                 raise ValueError(f"{what}: set bipace_embedder to ngram, or gradient_accumulation_steps above 1.")
             order, places = batch.rows.turns.positions_of(row, prompt_length)
             logps, states = self._bipace_tapped(model, places, run)

@@ -18,7 +18,6 @@ from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, rows, trainer as trainer_module
-from bipace_kernels.integrations.trl.trainer import ROW
 from datasets import Dataset
 from packaging.version import Version
 from refusals import refused
@@ -217,8 +216,8 @@ def test_a_loss_that_is_computed_again_has_the_same_advantages(tmp_path, monkeyp
                 patch.setattr(model, "forward", Mock(side_effect=MemoryError))
                 with pytest.raises(MemoryError):
                     super()._compute_loss(model, dict(inputs))
-            with pytest.raises(ValueError, match=r"must first be given the whole batch, 8 rows, got a part of it, 5:"):
-                super()._compute_loss(model, {**inputs, ROW: inputs[ROW][:5]})
+            with pytest.raises(ValueError, match=r"must first be given the whole batch, 8 rows and no others, got 5:"):
+                super()._compute_loss(model, {k: v[:5] if v.ndim else v for k, v in inputs.items()})
             self.last = inputs
             tt.BiPACEGRPOTrainer._compute_loss(self, model, copied(inputs))
             return super()._compute_loss(model, inputs)
@@ -286,6 +285,21 @@ def test_a_loss_that_runs_no_forward_is_an_error(tmp_path, monkeypatch, cls):
     monkeypatch.setattr(cls, "_compute_loss", lambda self, model, inputs: inputs["advantages"].mean())
     trainer = tt.make_trainer(tmp_path, cls=tt.BiPACEGRPOTrainer, rollout_func=tt.rollout)
     refused("ran no forward through", trainer.train, error=RuntimeError)
+
+
+@pytest.mark.parametrize(("begin", "why"), [(0, "of an earlier batch"), (4, "8 rows and no others")])
+def test_rows_of_an_earlier_batch_wait_for_nothing(tmp_path, begin, why):
+    """As of a subclass that generates until it has rows with different rewards: it trained on NaN."""
+
+    class Again(tt.BiPACEGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            own = tt.BiPACEGRPOTrainer._generate_and_score_completions
+            first, second = own(self, deepcopy(inputs)), own(self, inputs)
+            both = {k: torch.cat([v, second[k]]) if v.ndim else v for k, v in first.items()}
+            return {k: v[begin : begin + 8] if v.ndim else v for k, v in both.items()}
+
+    refused(why, tt.make_trainer(tmp_path, cls=Again, rollout_func=tt.rollout).train, error=(RuntimeError, ValueError))
+    tt.make_trainer(tmp_path, cls=Again, rollout_func=tt.rollout, bipace_embedder="ngram").train()
 
 
 @pytest.mark.parametrize("given", [False, True])
