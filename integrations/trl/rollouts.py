@@ -239,10 +239,11 @@ class Reported:
                 text = f"{own} calls no begin_turn(), so what environments log has no turns and is not used: "
                 warn_once(own, text + "call super(), or name its class after BiPACEGRPOTrainer among the bases.")
             return logs if loop is None and logs else [None] * len(self.inputs)
-        of_class: dict[type, list[int]] = {}
-        for row, environment in enumerate(self.environments):
-            of_class.setdefault(type(environment), []).append(row)
-        for cls, rows in of_class.items():
+        # A log that the environment has taken away by now has lost its entries.
+        logs = [[] if log is None and any(turn[i][name] for turn in loop.logged) else log for i, log in enumerate(logs)]
+        types = [type(e) for e in self.environments]
+        for cls in dict.fromkeys(types):
+            rows = [row for row, own in enumerate(types) if own is cls]
             seen, stale = loop.seen[cls][name], [loop.stale[row][name] for row in rows]
             first = [len(loop.logged[0][row][name]) for row in rows]
             grew = any(len(logs[row] or ()) > n + old for row, n, old in zip(rows, first, stale, strict=True))
@@ -288,5 +289,4 @@ def _begins_with(log: Entries, entries: Entries) -> bool:
 def _truncated(environment: Any) -> Any:
     """Its attribute of that name, as a bool where it is one; None for a method."""
     value = getattr(environment, "truncated", None)
-    own = bool(value) if isinstance(value, np.bool_) else value
-    return None if callable(value) else own
+    return None if callable(value) else bool(value) if isinstance(value, np.bool_) else value

@@ -171,7 +171,8 @@ class Overlong(Rewriting):
     Version(trl.__version__) < Version("1.2"), reason="TRL before 1.2 generates after any result"))])  # fmt: skip
 @pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
 @pytest.mark.parametrize("change", [lambda self, log: log.clear(), lambda self, log: log.insert(0, log.pop()),
-                                    lambda self, log: setattr(self, "step_rewards", log[-1:])])  # fmt: skip
+                                    lambda self, log: setattr(self, "step_rewards", log[-1:]),
+                                    lambda self, log: setattr(self, "step_rewards", None)])  # fmt: skip
 def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, change, on_invalid, base):
     done, so = answer("done"), answer("so")
     n = 2 if base is Overlong else 3  # turns of row 0; with two no row has a third, in whose course a change shows
