@@ -14,6 +14,7 @@ import bipace_kernels as bk
 
 from ...hidden.positions import Positions
 from .._accelerate import KeepsStates, states_of
+from .._replace import replaced
 from .._states import is_noisy, no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
@@ -62,8 +63,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         # TRL's own forwards run in training mode, in which dropout or NEFTune would add noise to the states.
         self._bipace_dropout = self._bipace.may_be_hidden and not why and is_noisy(self.model, self.args)
         self._bipace_taps = self._bipace.may_be_hidden and not why and not self._bipace_dropout
-        # A batch that is used once, as a whole and without old log-probs has its states from the loss's own forward,
-        # unless that is of a model that accelerate compiles as a whole.
+        # A batch that is used once, as a whole, has its states from the loss's forward where that calls hooks.
         vllm = self.use_vllm and getattr(self, "vllm_importance_sampling_correction", True)
         compiler = self.accelerator.state.dynamo_plugin
         whole = compiler.backend.value != "NO" and not getattr(compiler, "use_regional_compilation", False)
@@ -72,8 +72,6 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_waiting: Any = None  # the batch whose hidden states are still missing, then its advantages
         self._bipace_rows = range(0)  # the numbers of its rows
         self._bipace_loss: tuple[Any, dict[str, Any]] | None = None  # _compute_loss()'s arguments, until its forward
-        for name in ("_generate", "_calculate_rewards"):  # watched from outside a subclass's, whose results TRL takes
-            setattr(self, name, partial(getattr(self, f"_bipace{name}"), getattr(self, name)))
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         states = self._bipace
@@ -83,13 +81,13 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_watched = watched = _Watched()
         watched.loop.begin_rollouts(self)
         try:
-            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            with replaced(self, *self._bipace_around(watched)):
+                output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
             self._bipace_watched = None
         if not self.model.training:  # watched for its use of the environments alone
             return output
-        # The first forward was the policy's only if there are old log-probs: else it was a reference's, which PEFT runs
-        # through the same model.
+        # Without old log-probs the first forward was a reference's, which PEFT runs through the same model.
         hidden = watched.hidden if "old_per_token_logps" in output else None
         waits = hidden is None and self._bipace_waits
         batch = prepare(self, inputs, output, watched.rewards, states, hidden=hidden, loop=watched.loop, later=waits)
@@ -135,15 +133,25 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             raise RuntimeError(f"{what}: let yours call it, with the column {ROW}, or set bipace_embedder to ngram.")
         return loss
 
-    def _bipace_generate(self, run: Any, *args: Any, **kwargs: Any) -> Any:
-        generated = run(*args, **kwargs)
-        if (watched := self._bipace_watched) is not None:
+    def _bipace_around(self, watched: _Watched) -> tuple[Any, Any]:
+        """What stands around two methods while a batch is made: also around a subclass's, whose results TRL takes."""
+
+        def _generate(run: Any, prompts: Any) -> Any:
+            generated = run(prompts)
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
             watched.begins, watched.tool_mask, watched.starts = True, generated[2], extras.get("turn_starts")
             watched.loop.fields = set(extras)
             if watched.loop.logged:
                 watched.loop.begin_turn(getattr(self, "environments", None))
-        return generated
+            return generated
+
+        def _calculate_rewards(run: Any, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Any:
+            watched.begins = False
+            watched.loop.end_rollouts(completions)
+            watched.rewards = run(inputs, prompts, completions, *args)
+            return watched.rewards
+
+        return _generate, _calculate_rewards
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         if self._bipace_watched is not None:
@@ -183,11 +191,3 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         with bk.hidden.tap(model, self._bipace.settings.layer, positions=places) as tapped:
             output = run()
         return output, tapped.rows()
-
-    def _bipace_calculate_rewards(self, run: Any, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Any:
-        if (watched := self._bipace_watched) is None:
-            return run(inputs, prompts, completions, *args)
-        watched.begins = False
-        watched.loop.end_rollouts(completions)
-        watched.rewards = run(inputs, prompts, completions, *args)
-        return watched.rewards
