@@ -235,9 +235,8 @@ class Reported:
         logs, loop = [_log(e, name) for e in self.environments], self.loop
         if loop is None or not loop.logged:
             if loop is not None and any(logs):
-                own = f"{self.caller}'s _generate_single_turn() or _generate()"
-                text = f"{own} calls no begin_turn(), so what environments log has no turns and is not used: "
-                warn_once(own, text + "call super(), or name its class after BiPACEGRPOTrainer among the bases.")
+                why = f"{self.caller} generated without begin_turn(), so what environments log is not used"
+                warn_once(why, f"{why}: call it in _generate_single_turn(), or this in a _generate() of your own.")
             return logs if loop is None and logs else [None] * len(self.inputs)
         # A log that the environment has taken away by now has lost its entries.
         logs = [[] if log is None and any(turn[i][name] for turn in loop.logged) else log for i, log in enumerate(logs)]

@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import torch
+from bipace_kernels.integrations._replace import replace
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
 from bipace_kernels.integrations.trl.trainer import ROW
 from datasets import Dataset
@@ -70,25 +71,36 @@ def rollout(prompts: list[Any], trainer: Any, *, extras: Any = ("step_rewards",)
 
 
 class Keeping(BiPACEGRPOTrainer):  # type: ignore[misc]
-    """Keeps each training batch: what went in, TRL's output, rewards, and hidden states from a forward of its own."""
+    """Keeps each training batch: what went in, TRL's output, rewards, and hidden states from a forward of its own.
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        output = super()._generate_and_score_completions(inputs)
-        if self.model.training:
-            ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
-            mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
-            with torch.no_grad(), self.accelerator.autocast():
-                states = self.model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[LAYER]
-            self.__dict__.setdefault("batches", []).append(
-                {"inputs": inputs, "output": dict(output), "rewards": self.seen, "states": states, "ids": ids}
-            )
-        return output
+    Batches are seen from outside the class: one with methods that see them gets its states elsewhere.
+    """
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        loss = super()._compute_loss(model, inputs)
-        if ROW in inputs:  # the advantages are there by now, in the order of shuffled rows
-            self.batches[-1]["output"]["advantages"] = inputs["advantages"][inputs[ROW].argsort()]
-        return loss
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+        def _generate_and_score_completions(run: Any, inputs: Any) -> Any:
+            output = run(inputs)
+            if self.model.training:
+                ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+                mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+                with torch.no_grad(), self.accelerator.autocast():
+                    states = self.model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[LAYER]
+                given = {"inputs": self.given(inputs), "output": dict(output), "rewards": self.seen}
+                self.__dict__.setdefault("batches", []).append({**given, "states": states, "ids": ids})
+            return output
+
+        def _compute_loss(run: Any, model: Any, inputs: Any) -> Any:
+            loss = run(model, inputs)
+            if ROW in inputs:  # the advantages are there by now, in the order of shuffled rows
+                self.batches[-1]["output"]["advantages"] = inputs["advantages"][inputs[ROW].argsort()]
+            return loss
+
+        replace(self, _generate_and_score_completions, _compute_loss)
+
+    def given(self, inputs: Any) -> Any:
+        """The rows, with what their rollouts gave by turn."""
+        return inputs
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         self.seen = super()._calculate_rewards(*args, **kwargs)

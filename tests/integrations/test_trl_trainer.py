@@ -3,12 +3,10 @@
 import json
 import logging
 import warnings
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import tiny_trl as tt
@@ -17,7 +15,13 @@ import trl
 from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, rows, trainer as trainer_module
+from bipace_kernels.integrations.trl import (
+    BiPACEGRPOConfig,
+    ToolLoop,
+    bipace_advantages,
+    rows,
+    trainer as trainer_module,
+)
 from datasets import Dataset
 from packaging.version import Version
 from refusals import refused
@@ -193,37 +197,34 @@ def test_where_a_batch_is_learned_from_once_the_loss_s_forward_is_tapped(tmp_pat
     assert forwards == [True, True]
 
 
-@pytest.mark.parametrize("copied", [dict, deepcopy])
-def test_a_loss_that_is_computed_again_has_the_same_advantages(tmp_path, monkeypatch, copied):
-    """Of a copy of the batch, after one that failed; also where the batch before it is learned from once more."""
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("name", trainer_module.SEE_BATCHES)
+def test_a_subclass_that_sees_batches_sees_their_advantages(tmp_path, name, behind):
+    """They do not wait for the loss's forward then; nor where a class behind the adapter's sees batches."""
+    seen = []
 
-    class Often(tt.Keeping):
-        last = ()
+    def own(self, *args, **kwargs):
+        found = getattr(super(cls, self), name)(*args, **kwargs)
+        batches = [batch for batch in (*args, found) if isinstance(batch, dict)]
+        seen.extend(batch["advantages"] for batch in batches if self.model.training and not behind)
+        return found
 
-        def _generate_and_score_completions(self, inputs):
-            output = super()._generate_and_score_completions(inputs)
-            output["advantages"].nan_to_num_()
-            return output
+    cls = type("Own", (GRPOTrainer if behind else tt.Keeping,), {name: own})
+    trainer = trained(tmp_path, cls=type("Both", (tt.Keeping, cls), {}) if behind else cls, rollout_func=tt.rollout)
+    check(trainer)
+    assert behind or name == "training_step" or seen  # which makes its batch itself
+    assert all(a.isfinite().all() and a.any() for a in seen)
 
-        def _compute_loss(self, model, inputs):
-            old = self.last and self.last["advantages"].clone()
-            if self.last:
-                zero = {**self.last, "advantages": torch.zeros_like(old)}
-                for batch in (self.last, zero):
-                    tt.BiPACEGRPOTrainer._compute_loss(self, model, batch)
-                assert torch.equal(self.last["advantages"], old) and not zero["advantages"].any()
-            with monkeypatch.context() as patch:
-                patch.setattr(model, "forward", Mock(side_effect=MemoryError))
-                with pytest.raises(MemoryError):
-                    super()._compute_loss(model, dict(inputs))
-            with pytest.raises(ValueError, match=r"must first be given the whole batch, 8 rows and no others, got 5:"):
-                super()._compute_loss(model, {k: v[:5] if v.ndim else v for k, v in inputs.items()})
-            self.last = inputs
-            tt.BiPACEGRPOTrainer._compute_loss(self, model, copied(inputs))
-            return super()._compute_loss(model, inputs)
 
-    trainer = trained(tmp_path, cls=Often, rollout_func=tt.rollout, bipace_method="gae", bipace_share="memory")
-    check(trainer, bk.Config.gae(share="memory", **SINGLETON), memory=bk.ValueMemory(1000))
+def test_a_subclass_that_runs_trl_s_forward_in_parts(tmp_path):
+    class Own(tt.Keeping):
+        def _get_per_token_logps_and_entropies(self, model, ids, mask, *args, **kwargs):
+            run = super()._get_per_token_logps_and_entropies
+            parts = [run(model, ids[rows], mask[rows], *args, **kwargs) for rows in (slice(6, 8), slice(0, 6))]
+            return tuple(None if a is None else torch.cat([b, a]) for a, b in zip(*parts, strict=True))
+
+    for options in ({}, TWICE):
+        check(trained(tmp_path, cls=Own, rollout_func=tt.rollout, **options))
 
 
 @pytest.mark.parametrize("options", [{}, EARLY, {"num_iterations": 2}])
@@ -231,16 +232,11 @@ def test_forwards_of_the_user_s_own_are_not_tapped(tmp_path, options):
     """As of a rollout_func that returns log-probs, a reward function that reads them, or a subclass, which here also
     changes rewards."""
 
-    def forward(ids=None):
-        ids = torch.ones(2, 3, dtype=torch.int64) if ids is None else ids
-        trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 2)
+    def forward():
+        ids = torch.ones(2, 3, dtype=torch.int64)
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids, ids, 2)
 
-    class Behind(GRPOTrainer):
-        def _compute_loss(self, model, inputs):
-            forward(torch.cat([inputs["prompt_ids"], inputs["completion_ids"].flip(0)], 1))
-            return super()._compute_loss(model, inputs)
-
-    class Own(tt.Keeping, Behind):
+    class Own(tt.Keeping):
         def _generate(self, prompts):
             generated = super()._generate(prompts)
             return forward() or generated
@@ -279,27 +275,11 @@ def test_dropout_would_be_noise_in_the_states_of_trl_s_forwards(tmp_path, monkey
         trained(tmp_path, model=model, rollout_func=tt.rollout, bipace_method="gae", max_steps=1, **options)
 
 
-@pytest.mark.parametrize("cls", [GRPOTrainer, tt.BiPACEGRPOTrainer])
-def test_a_loss_that_runs_no_forward_is_an_error(tmp_path, monkeypatch, cls):
-    """Also one that takes the place of the adapter's: it would train on NaN."""
-    monkeypatch.setattr(cls, "_compute_loss", lambda self, model, inputs: inputs["advantages"].mean())
+def test_a_loss_that_runs_no_forward_is_an_error(tmp_path, monkeypatch):
+    """It would train on NaN."""
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: inputs["advantages"].mean())
     trainer = tt.make_trainer(tmp_path, cls=tt.BiPACEGRPOTrainer, rollout_func=tt.rollout)
-    refused("ran no forward through", trainer.train, error=RuntimeError)
-
-
-@pytest.mark.parametrize(("begin", "why"), [(0, "of an earlier batch"), (4, "8 rows and no others")])
-def test_rows_of_an_earlier_batch_wait_for_nothing(tmp_path, begin, why):
-    """As of a subclass that generates until it has rows with different rewards: it trained on NaN."""
-
-    class Again(tt.BiPACEGRPOTrainer):
-        def _generate_and_score_completions(self, inputs):
-            own = tt.BiPACEGRPOTrainer._generate_and_score_completions
-            first, second = own(self, deepcopy(inputs)), own(self, inputs)
-            both = {k: torch.cat([v, second[k]]) if v.ndim else v for k, v in first.items()}
-            return {k: v[begin : begin + 8] if v.ndim else v for k, v in both.items()}
-
-    refused(why, tt.make_trainer(tmp_path, cls=Again, rollout_func=tt.rollout).train, error=(RuntimeError, ValueError))
-    tt.make_trainer(tmp_path, cls=Again, rollout_func=tt.rollout, bipace_embedder="ngram").train()
+    refused("loss ran no forward", trainer.train, error=RuntimeError)
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -418,26 +398,24 @@ def test_grpo_trains_as_trl_does(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_evaluation_is_trl_s_own_and_leaves_training_alone(tmp_path):
+def test_evaluation_is_trl_s_own_and_leaves_training_alone(tmp_path, monkeypatch):
     """Between the steps of a training: the batches of either are those of a run without the other."""
-    scored = {}
+    scored, score = {}, GRPOTrainer._generate_and_score_completions
 
-    class Stock(GRPOTrainer):
-        def _generate_and_score_completions(self, inputs):
-            output = super()._generate_and_score_completions(inputs)
-            if not self.model.training:
-                scored.setdefault(type(self), []).append(output["advantages"])
-            return output
+    def kept(self, inputs):
+        output = score(self, inputs)
+        if not self.model.training:
+            scored.setdefault(type(self), []).append(output["advantages"])
+        return output
 
-    class Ours(tt.Keeping, Stock):
-        pass
-
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", kept)
     data = {"eval_dataset": Dataset.from_dict({"prompt": tt.PROMPTS}), "eval_strategy": "steps", "eval_steps": 1}
     more = {**data, "num_generations_eval": 2, "per_device_eval_batch_size": 4, "learning_rate": 0.0}
-    trained(tmp_path, cls=Stock, rollout_func=tt.rollout, **more)
-    trainer = trained(tmp_path, cls=Ours, rollout_func=tt.rollout, **more)
-    assert len(scored[Stock]) == len(scored[Ours]) > 2
-    assert all(map(torch.equal, scored[Stock], scored[Ours])) and any(a.any() for a in scored[Ours])
+    trained(tmp_path, cls=GRPOTrainer, rollout_func=tt.rollout, **more)
+    trainer = trained(tmp_path, rollout_func=tt.rollout, **more)
+    stock, ours = scored[GRPOTrainer], scored[tt.Keeping]
+    assert len(stock) == len(ours) > 2
+    assert all(map(torch.equal, stock, ours)) and any(a.any() for a in ours)
     check(trainer)
     assert any("eval_reward" in log for log in trainer.state.log_history)
     assert not any("bipace" in name for log in trainer.state.log_history for name in log if name.startswith("eval"))
@@ -607,6 +585,8 @@ def test_rows_and_states_of_another_batch_and_logs_without_the_tool_loop(tmp_pat
     trainer.environments = [SimpleNamespace(step_rewards=[1.0]) for _ in batch["inputs"]]
     given = (trainer, batch["inputs"], batch["output"], batch["rewards"], trainer._bipace)
     refused("loop must be given to bipace_advantages", bipace_advantages, *given)
+    with pytest.warns(RuntimeWarning, match=r"generated without begin_turn\(\), so what environments log"):
+        bipace_advantages(*given, loop=ToolLoop())
 
 
 def test_the_function_for_trainers_of_one_s_own(tmp_path):
