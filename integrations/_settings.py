@@ -51,7 +51,8 @@ class OwnFields:
     epsilon: float | str | None = setting(
         None,
         "radius ε of the clusters; auto: chosen on the first training batch; follow: chosen there and adapted at each; "
-        "None: the embedder's default, 0.10 for hidden states and 0.20 for a sentence encoder",
+        "None: the embedder's default, 0.10 for hidden states and 0.20 for a sentence encoder; a number is not read "
+        "with n-grams, which have ngram_epsilon, nor with identity, which has 0",
         EPSILON,
         "ε",
         also=("auto", "follow"),
@@ -138,6 +139,9 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
         if isinstance(self.epsilon, str) and self.embedder in ("ngram", "identity"):
             text = "{}={} has no effect with embedder {}, whose radius is not chosen from data; leave it out."
             raise InputError(text, Named("epsilon"), self.epsilon, self.embedder)
+        if self.ngram_epsilon != OwnFields.ngram_epsilon and self.embedder not in ("auto", "ngram"):
+            text = "{} has no effect with embedder {}; leave it out, or set embedder to ngram."
+            raise InputError(text, Named("ngram_epsilon"), self.embedder)
 
     def _cure(self, row: Setting, config: Config) -> str:
         """The settings with which one of this row has an effect."""

@@ -240,6 +240,7 @@ def test_functions_give_way_and_come_back():
     ({"method": "bipace", "step_norm": "batch"}, "step_norm='batch' goes with estimator 'gae', got estimator="),
     ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight has no effect"),
     ({"method": "gae", "epsilon": "auto"}, "epsilon has no effect with these settings of method gae"),
+    ({"method": "bigpo", "embedder": "actor_hidden", "ngram_epsilon": 0.3}, "ngram_epsilon has no effect with"),
     ({"method": "bigpo", "embedder": "ngram", "epsilon": "auto"}, "epsilon=auto has no effect with embedder ngram"),
     ({"method": "absent_module:KNN"}, "for a file of the current folder write absent_module.py:KNN"),
     ({"method": "absent.py:KNN"}, "method: absent.py:KNN cannot be loaded, FileNotFoundError"),
