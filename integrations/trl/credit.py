@@ -20,8 +20,8 @@ DROPOUT = (
     "neftune_noise_alpha: set it to 0, or embedder=actor_hidden runs an additional forward"
 )
 NO_FORWARD = (
-    "no forward of TRL's own gives them in this configuration, of which methods of a subclass that see batches are a "
-    "part, and for a value n-grams are nearly as good; embedder=actor_hidden runs an additional forward"
+    "no forward of TRL's own gives them in this configuration, of which methods of yours that see batches are a part, "
+    "and for a value n-grams are nearly as good; embedder=actor_hidden runs an additional forward"
 )
 
 
@@ -64,7 +64,7 @@ def bipace_advantages(
     ValueError names what does not match and what to do.  All processes call this together; if one fails, all raise.
     """
     batch = prepare(trainer, inputs, output, rewards, states, hidden=hidden, loop=loop)
-    if hidden is None and states.may_be_hidden and not batch.why:
+    if batch.reads and not batch.why:
         hidden = early_exit(trainer, output, batch.rows.turns, states.settings.layer)
     return batch.credit(states, hidden)
 
@@ -77,6 +77,7 @@ class Prepared(NamedTuple):
     tokenizer: Any
     why: str
     several: bool  # processes, which then do all this together
+    reads: bool  # states that no forward of TRL's has given or will give, on some process
 
     def credit(self, states: States, hidden: Tensor | None) -> Credit:
         """With states [n, D] of the turns, or None."""
@@ -91,7 +92,7 @@ def prepare(
 ) -> Prepared:  # fmt: skip
     """The records of this process, as for bipace_advantages().  later: a forward of TRL's own will give the states."""
     several = trainer.accelerator.num_processes > 1
-    reads = states.may_be_hidden and hidden is None and not later  # states that no forward has given or will give
+    lacks = ["hidden"] if states.may_be_hidden and hidden is None and not later else []  # one process does: all do
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # of a processor
     if not trainer.accelerator.is_main_process:
         states.recorder = None
@@ -105,6 +106,7 @@ def prepare(
         rows, n = rows_of(trainer, output, rewards, reported, states), len(reported.turns)
         records = rows.records(states, tokenizer, rows.scores, trainer.state.global_step)
         records = {name: column.to(output["completion_ids"].device) for name, column in records.items()}
+        reads = "hidden" in names
         why = no_hidden_states(trainer.model, states) if reads else ""
         if reads and "pixel_values" in names:
             why = why or "with images they come only from a forward of TRL's own (num_iterations=2)"
@@ -115,9 +117,9 @@ def prepare(
             why = why or (DROPOUT if getattr(trainer, "_bipace_dropout", False) else NO_FORWARD)
         if hidden is not None and len(hidden) != n:
             raise ValueError(f"hidden must have one row per turn, {n}, got {len(hidden)}: of another batch?")
-        return Prepared(rows, records, tokenizer, why, several)
+        return Prepared(rows, records, tokenizer, why, several, reads)
 
-    return agreed(several, read, lambda mine: [*mine.names(), *({"pixel_values"} & output.keys())], prepared)
+    return agreed(several, read, lambda mine: [*mine.names(), *lacks, *({"pixel_values"} & output.keys())], prepared)
 
 
 def early_exit(trainer: Any, output: dict[str, Any], turns: Turns, layer: int | str) -> Tensor:

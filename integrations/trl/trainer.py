@@ -67,8 +67,7 @@ class _Watched:
             turns = turns_of(attention_mask[:, prompt_length:], self.tool_mask, self.starts)
         except Exception:  # of a rollout_func's turn_starts: prepare() raises it, on all processes
             return run()
-        layer = self.trainer._bipace.settings.layer
-        logps, self.hidden = _tapped(model, layer, turns.positions(prompt_length), run)
+        logps, self.hidden = _tapped(model, self.trainer._bipace.settings.layer, turns.positions(prompt_length), run)
         return logps
 
     def _calculate_rewards(self, run: Any, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Any:
@@ -102,21 +101,19 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace.require_hidden(why)
         # TRL's own forwards run in training mode, in which dropout or NEFTune would add noise to the states.
         self._bipace_dropout = self._bipace.may_be_hidden and not why and is_noisy(self.model, self.args)
-        is_clean = self._bipace.may_be_hidden and not why and not self._bipace_dropout
-        self._bipace_taps = is_clean and not self._bipace_overrides(FORWARD)
+        self._bipace_taps = self._bipace.may_be_hidden and not why and not self._bipace_dropout
         # A batch that is used once, as a whole and without old log-probs has its states from the loss's own forward,
         # unless that is of a model that accelerate compiles as a whole.
         vllm = self.use_vllm and getattr(self, "vllm_importance_sampling_correction", True)
         compiler = self.accelerator.state.dynamo_plugin
         whole = compiler.backend.value != "NO" and not getattr(compiler, "use_regional_compilation", False)
-        once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm and not whole
-        self._bipace_waits = self._bipace_taps and once and not self._bipace_overrides(*SEE_BATCHES)
+        self._bipace_once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm and not whole
         self._bipace_waiting: Prepared | None = None  # the batch whose hidden states are still missing
 
     def _bipace_overrides(self, *names: str) -> bool:
-        """Whether a subclass, or a class between this one and GRPOTrainer, has methods of its own of these names."""
-        others = set(type(self).__mro__) - set(BiPACEGRPOTrainer.__mro__)
-        return any(name in vars(cls) for cls in others for name in names)
+        """Whether a subclass, a class between this one and GRPOTrainer, or this object has such methods of its own."""
+        owners = [self, *(set(type(self).__mro__) - set(BiPACEGRPOTrainer.__mro__))]
+        return any(name in vars(owner) for owner in owners for name in names)
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         states = self._bipace
@@ -126,7 +123,9 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         watched = _Watched(self)
         watched.loop.begin_rollouts(self)
         methods = [watched._generate, watched._generate_single_turn, watched._calculate_rewards]
-        if self._bipace_taps and not self._bipace_waits:
+        taps = self._bipace_taps and not self._bipace_overrides(FORWARD)
+        waits = taps and self._bipace_once and not self._bipace_overrides(*SEE_BATCHES)
+        if taps and not waits:
             methods.append(watched._get_per_token_logps_and_entropies)
         with replaced(self, *methods):
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -135,15 +134,14 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         # The first forward was the policy's only if there are old log-probs: else it was a reference's, which PEFT runs
         # through the same model.
         hidden = watched.hidden if "old_per_token_logps" in output else None
-        waits = hidden is None and self._bipace_waits
         batch = prepare(self, inputs, output, watched.rewards, states, hidden=hidden, loop=watched.loop, later=waits)
-        if waits:
+        if waits and not batch.reads:
             shape, device = batch.rows.turns.shape, output["completion_ids"].device
             self._bipace_waiting, output[ROW] = batch, torch.arange(shape[0], device=device)
             output["advantages"] = torch.full(shape, torch.nan, device=device)  # not to be read yet
             return output
-        if hidden is None and states.may_be_hidden and not batch.why:
-            hidden = early_exit(self, output, batch.rows.turns, states.settings.layer)
+        if batch.reads:
+            hidden = early_exit(self, output, batch.rows.turns, states.settings.layer) if not batch.why else None
         output["advantages"] = self._bipace_credit(batch, hidden)
         return output
 

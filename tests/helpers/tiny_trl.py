@@ -73,30 +73,8 @@ def rollout(prompts: list[Any], trainer: Any, *, extras: Any = ("step_rewards",)
 class Keeping(BiPACEGRPOTrainer):  # type: ignore[misc]
     """Keeps each training batch: what went in, TRL's output, rewards, and hidden states from a forward of its own.
 
-    Batches are seen from outside the class: one with methods that see them gets its states elsewhere.
+    Batches are seen from below: a trainer with methods of its own that see them gets its states elsewhere.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-
-        def _generate_and_score_completions(run: Any, inputs: Any) -> Any:
-            output = run(inputs)
-            if self.model.training:
-                ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
-                mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
-                with torch.no_grad(), self.accelerator.autocast():
-                    states = self.model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[LAYER]
-                given = {"inputs": self.given(inputs), "output": dict(output), "rewards": self.seen}
-                self.__dict__.setdefault("batches", []).append({**given, "states": states, "ids": ids})
-            return output
-
-        def _compute_loss(run: Any, model: Any, inputs: Any) -> Any:
-            loss = run(model, inputs)
-            if ROW in inputs:  # the advantages are there by now, in the order of shuffled rows
-                self.batches[-1]["output"]["advantages"] = inputs["advantages"][inputs[ROW].argsort()]
-            return loss
-
-        replace(self, _generate_and_score_completions, _compute_loss)
 
     def given(self, inputs: Any) -> Any:
         """The rows, with what their rollouts gave by turn."""
@@ -105,6 +83,28 @@ class Keeping(BiPACEGRPOTrainer):  # type: ignore[misc]
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         self.seen = super()._calculate_rewards(*args, **kwargs)
         return self.seen
+
+
+def _generate_and_score_completions(run: Any, self: Any, inputs: Any) -> Any:
+    output = run(self, inputs)
+    if self.model.training and isinstance(self, Keeping):
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+        with torch.no_grad(), self.accelerator.autocast():
+            states = self.model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[LAYER]
+        given = {"inputs": self.given(inputs), "output": dict(output), "rewards": self.seen}
+        self.__dict__.setdefault("batches", []).append({**given, "states": states, "ids": ids})
+    return output
+
+
+def _compute_loss(run: Any, self: Any, model: Any, inputs: Any) -> Any:
+    loss = run(self, model, inputs)
+    if ROW in inputs and isinstance(self, Keeping):  # the advantages are there by now, in the order of shuffled rows
+        self.batches[-1]["output"]["advantages"] = inputs["advantages"][inputs[ROW].argsort()]
+    return loss
+
+
+replace(BiPACEGRPOTrainer, _generate_and_score_completions, _compute_loss)
 
 
 def make_trainer(folder: Any, cls: Any = Keeping, model: Any = None, reward_funcs: Any = None, **options: Any) -> Any:

@@ -7,6 +7,7 @@ OPTIONS: a JSON object {name of the way: options of the trainer}
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ AcceleratorState.__init__ = init
 
 
 def main(folder: Path, options: dict) -> dict:
-    names = ("bad_rank", "without", "resume", "images", "promptless")
-    bad_rank, without, resumed, images, promptless = (options.pop(name, None) for name in names)
+    names = ("bad_rank", "without", "resume", "images", "promptless", "seen_by")
+    bad_rank, without, resumed, images, promptless, seen_by = (options.pop(name, None) for name in names)
     if images == RANK:  # as a model for images has them in its batch
         trainer_of_trl.prepare = lambda a, b, output, *c, **d: prepare(a, b, {**output, "pixel_values": 0}, *c, **d)
 
@@ -48,6 +49,8 @@ def main(folder: Path, options: dict) -> dict:
         return {**out, **{name: rows * len(prompts) for name, rows in bad.items()}} if bad_rank == RANK else out
 
     trainer = tt.make_trainer(folder, rollout_func=rollout, **options)
+    if seen_by == RANK:
+        trainer._prepare_inputs = partial(trainer._prepare_inputs)
     try:
         trainer.train(resume_from_checkpoint=resumed and str(folder.parent / resumed))
     except ValueError as error:

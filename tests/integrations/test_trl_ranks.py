@@ -27,6 +27,7 @@ WAYS = {
     # No optimizer: transformers does not find the device "cpu:0" again, and a batch is scored before it is learned.
     "memory": {**TWO_BATCHES, **MEMORY, "save_strategy": "steps", "save_steps": 2, "save_only_model": True},
     "resumed": {**TWO_BATCHES, **MEMORY, "resume": "memory/checkpoint-2"},
+    "seen by one": {"per_device_train_batch_size": 6, "seen_by": 1},
     "partly": {"per_device_train_batch_size": 6, "bipace_embedder": "ngram", "without": 1},
     "failing": {"per_device_train_batch_size": 6, "bad_rank": 1},
     "failing, tapped": {**TWO_BATCHES, "bad_rank": 1},
@@ -74,6 +75,7 @@ def test_advantages_are_those_of_one_process(ranks):
     compare(ranks, "follow", *(bk.Config.bipace(epsilon, **SINGLETON) for epsilon in found[0]))
     compare(ranks, "tapped", bk.Config.bigpo(**SINGLETON))
     compare(ranks, "gae", bk.Config.gae(**SINGLETON))
+    compare(ranks, "seen by one", bk.Config.bipace(**SINGLETON))
 
 
 def test_batches_before_are_in_the_memory_of_the_first_process(ranks):

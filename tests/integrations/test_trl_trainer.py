@@ -197,22 +197,28 @@ def test_where_a_batch_is_learned_from_once_the_loss_s_forward_is_tapped(tmp_pat
     assert forwards == [True, True]
 
 
-@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("where", ["subclass", "behind", "object"])
 @pytest.mark.parametrize("name", trainer_module.SEE_BATCHES)
-def test_a_subclass_that_sees_batches_sees_their_advantages(tmp_path, name, behind):
-    """They do not wait for the loss's forward then; nor where a class behind the adapter's sees batches."""
+def test_a_subclass_that_sees_batches_sees_their_advantages(tmp_path, name, where):
+    """They do not wait for the loss's forward then; nor where a class behind the adapter's, or the object, does."""
     seen = []
 
     def own(self, *args, **kwargs):
         found = getattr(super(cls, self), name)(*args, **kwargs)
         batches = [batch for batch in (*args, found) if isinstance(batch, dict)]
-        seen.extend(batch["advantages"] for batch in batches if self.model.training and not behind)
+        seen.extend(batch["advantages"] for batch in batches if self.model.training and where != "behind")
         return found
 
-    cls = type("Own", (GRPOTrainer if behind else tt.Keeping,), {name: own})
-    trainer = trained(tmp_path, cls=type("Both", (tt.Keeping, cls), {}) if behind else cls, rollout_func=tt.rollout)
+    cls = tt.Keeping
+    if where != "object":
+        cls = type("Own", (GRPOTrainer if where == "behind" else cls,), {name: own})
+    both = type("Both", (tt.Keeping, cls), {}) if where == "behind" else cls
+    trainer = tt.make_trainer(tmp_path, cls=both, rollout_func=tt.rollout)
+    if where == "object":
+        setattr(trainer, name, partial(own, trainer))
+    trainer.train()
     check(trainer)
-    assert behind or name == "training_step" or seen  # which makes its batch itself
+    assert where == "behind" or name == "training_step" or seen  # which makes its batch itself
     assert all(a.isfinite().all() and a.any() for a in seen)
 
 
