@@ -25,7 +25,7 @@ from ..hidden.layers import find_decoder, layer_of
 from ..hidden.tap import Tap, tap
 from ..inputs.layout import Layout, layout
 from ..result import AdvantageResult
-from ..settings import EPSILON, is_number
+from ..settings import EPSILON, is_number, settings_of
 from ..support.files import atomic_file
 from ..support.warnings import warn_once
 from ._recorder import Recorder
@@ -232,8 +232,8 @@ class States:
     def _warn_of_few_prompts(self, lay: Layout) -> None:
         """A warning where a batch has few prompts for what gae shares between them."""
         config = self.settings.config()
-        shared = [f"share={config.share}"] if config.value_row is not None and config.share != "group" else []
-        shared += ["step_norm=batch"] if config.step_norm == "batch" else []
+        shares = settings_of(Config)["share"].has_effect(config) and config.share != "group"
+        shared = [f"share={config.share}"] * shares + ["step_norm=batch"] * (config.step_norm == "batch")
         if shared and lay.n_groups < FEW_PROMPTS:
             kept = shared[0] == "share=batch" and config.value == "kernel"
             memory = f", or set {self.where}share=memory" if kept else ""

@@ -603,9 +603,10 @@ def test_a_reward_beyond_those_of_steps_is_added_once_at_the_last_step_of_its_ro
     assert not states.beyond(torch.ones(1), torch.tensor([1e300], dtype=torch.float64)).any()  # which is no reward
 
 
-@pytest.mark.parametrize("share", ["batch", "memory", "group"])
+@pytest.mark.parametrize("share", ["batch", "memory", "group", None])  # None: a value of its own prompt alone
 def test_what_a_batch_is_is_logged_and_few_prompts_are_a_warning(share):
-    states = States(Settings(method="gae", share=share, step_norm="none" if share == "group" else None), "bipace_")
+    alone, value = share in ("group", None), None if share else "group"
+    states = States(Settings(method="gae", value=value, share=share, step_norm="none" if alone else None), "bipace_")
     columns = {
         "group": torch.tensor([0, 0, 0, 1, 1, 7, 1]), "trajectory": torch.tensor([0, 0, 1, 2, 2, 9, 3]),
         "step": torch.tensor([0, 1, 0, 0, 1, 0, 0]), "rewards": torch.tensor([0.0, 1.0, 0.0, 0.0, 3.0, 0.0, math.nan]),
@@ -618,13 +619,13 @@ def test_what_a_batch_is_is_logged_and_few_prompts_are_a_warning(share):
         for _ in range(2):
             result, metrics = states.advantage(columns, list, hidden=torch.randn(7, 4))
     few = [str(w.message) for w in seen if "2 prompts (3 rollouts, 5 turns)" in str(w.message)]
-    assert len(few) == (share != "group") and ("or set bipace_share=memory" in "".join(few)) == (share == "batch")
+    assert len(few) == (not alone) and ("or set bipace_share=memory" in "".join(few)) == (share == "batch")
     assert metrics["bipace/prompts"] == 2 and metrics["bipace/turns_per_rollout"] == pytest.approx(5 / 3)
     assert metrics["bipace/truncated_fraction"] == pytest.approx(1 / 3)
     # Also those that no turn has, as trainers take the mean of what they find in several batches.
     assert {kind: metrics[f"bipace/action_key/{kind}"] for kind in KINDS} == {**dict.fromkeys(KINDS, 0), KINDS[1]: 1}
     size = math.sqrt(float((result.advantage[:5].double() ** 2).mean()))
-    assert metrics["bipace/advantage_rms"] == pytest.approx(size) if share == "group" else size == pytest.approx(1.0)
+    assert metrics["bipace/advantage_rms"] == pytest.approx(size) if alone else size == pytest.approx(1.0)
 
 
 def test_tokens_rewards_at_the_end_and_positions():
