@@ -239,9 +239,9 @@ class States:
             memory = f", or set {self.where}share=memory" if kept else ""
             self.warn(
                 "few prompts",
-                f"a batch has {lay.n_groups} prompts ({lay.n_trajectories} rollouts, {lay.n_records} turns), and "
-                f"{' and '.join(self.where + one for one in shared)} work on a batch: with fewer than {FEW_PROMPTS} "
-                f"they are noisy. Let the trainer hand over more at once (docs/gae.md says how){memory}.",
+                f"a batch has {lay.n_groups} prompts ({lay.n_trajectories} rollouts, {lay.n_records} turns). With "
+                f"fewer than {FEW_PROMPTS} the estimates of {' and '.join(self.where + one for one in shared)} are "
+                f"noisy. Let the trainer hand over more at once (docs/gae.md says how){memory}.",
             )
 
     def set_aside(self, misfits: Mapping[int, str], valid: Tensor, must_fit: bool = True) -> Tensor:
