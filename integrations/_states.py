@@ -233,7 +233,8 @@ class States:
         """A warning where a batch has few prompts for what gae shares between them."""
         config = self.settings.config()
         shares = settings_of(Config)["share"].has_effect(config) and config.share != "group"
-        shared = [f"share={config.share}"] * shares + ["step_norm=batch"] * (config.step_norm == "batch")
+        shared = [f"share={config.share}"] if shares else []
+        shared += ["step_norm=batch"] if config.step_norm == "batch" else []
         if shared and lay.n_groups < FEW_PROMPTS:
             kept = shared[0] == "share=batch" and config.value == "kernel"
             memory = f", or set {self.where}share=memory" if kept else ""

@@ -20,8 +20,8 @@ DROPOUT = (
     "neftune_noise_alpha: set it to 0, or embedder=actor_hidden runs an additional forward"
 )
 NO_FORWARD = (
-    "no forward of TRL's own gives them in this configuration, of which methods of yours that see batches are a part, "
-    "and for a value n-grams are nearly as good; embedder=actor_hidden runs an additional forward"
+    "no forward of TRL's own gives them in this configuration, or methods of your own see a batch before one does, and "
+    "for a value n-grams are nearly as good; embedder=actor_hidden runs an additional forward"
 )
 
 

@@ -288,4 +288,5 @@ def _begins_with(log: Entries, entries: Entries) -> bool:
 def _truncated(environment: Any) -> Any:
     """Its attribute of that name, as a bool where it is one; None for a method."""
     value = getattr(environment, "truncated", None)
-    return None if callable(value) else bool(value) if isinstance(value, np.bool_) else value
+    own = bool(value) if isinstance(value, np.bool_) else value
+    return None if callable(value) else own

@@ -129,9 +129,11 @@ def rows_of(trainer: Any, output: Mapping[str, Any], rewards: Tensor, reported: 
     total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as in TRL
 
     config = settings.config()
-    acts = config.reads_keys or settings.turns_of_text > 1
-    sees = config.needs_observation or config.needs_fingerprint
-    reads = {"step_rewards": True, "actions": acts, "observations": sees}
+    reads = {
+        "step_rewards": True,
+        "actions": config.reads_keys or settings.turns_of_text > 1,
+        "observations": config.needs_observation or config.needs_fingerprint,
+    }
     extra: dict[str, Any] = {name: reported.by_turn(name) if read else None for name, read in reads.items()}
     if config.needs_truncated:
         extra["truncated"] = reported.truncated()

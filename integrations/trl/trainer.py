@@ -23,7 +23,6 @@ from .rollouts import ToolLoop
 from .rows import turns_of
 
 ROW = "bipace_row"  # [B] in a batch whose advantages wait for the loss's forward: numbers of its rows, before a shuffle
-FORWARD = "_get_per_token_logps_and_entropies"
 # Methods that are given a batch before the loss's forward, when it has no advantages yet.
 SEE_BATCHES = ("training_step", "_prepare_inputs", "_generate_and_score_completions", "compute_loss", "_compute_loss")
 
@@ -70,10 +69,12 @@ class _Watched:
         logps, self.hidden = _tapped(model, self.trainer._bipace.settings.layer, turns.positions(prompt_length), run)
         return logps
 
-    def _calculate_rewards(self, run: Any, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Any:
+    def _calculate_rewards(
+        self, run: Any, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         self.begins = False
         self.loop.end_rollouts(completions)
-        self.rewards = run(inputs, prompts, completions, *args)
+        self.rewards = run(inputs, prompts, completions, *args, **kwargs)
         return self.rewards
 
 
@@ -123,7 +124,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         watched = _Watched(self)
         watched.loop.begin_rollouts(self)
         methods = [watched._generate, watched._generate_single_turn, watched._calculate_rewards]
-        taps = self._bipace_taps and not self._bipace_overrides(FORWARD)
+        taps = self._bipace_taps and not self._bipace_overrides("_get_per_token_logps_and_entropies")
         waits = taps and self._bipace_once and not self._bipace_overrides(*SEE_BATCHES)
         if taps and not waits:
             methods.append(watched._get_per_token_logps_and_entropies)
@@ -141,7 +142,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             output["advantages"] = torch.full(shape, torch.nan, device=device)  # not to be read yet
             return output
         if batch.reads:
-            hidden = early_exit(self, output, batch.rows.turns, states.settings.layer) if not batch.why else None
+            hidden = None if batch.why else early_exit(self, output, batch.rows.turns, states.settings.layer)
         output["advantages"] = self._bipace_credit(batch, hidden)
         return output
 
